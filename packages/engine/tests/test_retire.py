@@ -59,6 +59,21 @@ def test_a_grant_that_yields_nothing_ends_its_request_with_an_error() -> None:
     assert delta.refusal.message.startswith("the logits of this request are not numbers")
 
 
+def test_no_kv_is_computed_behind_a_foreseen_token() -> None:
+    """Its step was planned behind drafts that were rejected, whose KV is still there: that must not be published."""
+    kv = make_space()
+    state = EngineState(waiting=make_queue(kv), rank=deserving)
+    request = make_request([1, 2, 3], max_new=8)
+    state.by_id[request.request_id] = request
+    assert kv.admit(request, max_tokens=3, num_reserved=0) == 3
+    state.run(request)
+    request.tokens[3:6] = [7, 8, 9]  # 7 was drawn; the grammar forces 8, which a step will draw, and 9
+    request.num_known, request.num_computed, request.num_foreseen = 6, 3, 1
+    result = StepResult(tokens=np.array([8], np.int32), counts=np.array([1], np.int32))
+    assert retire(state, kv, [Grant(request, 5, 1, 1)], result) == []
+    assert request.num_computed == 4
+
+
 class Matching:
     """A matcher of which retiring reads the end only."""
 

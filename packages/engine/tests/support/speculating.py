@@ -21,6 +21,7 @@ from pagewood.engine.api import (
     Delta,
     EngineConfig,
     FinishReason,
+    PoolingParams,
     SamplingParams,
     SetPriority,
     Submit,
@@ -33,6 +34,7 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.steps import speculation
 from pagewood.engine.core.steps.speculation import Drafting, SpeculationCounts, StepsReport
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.populate import PopulatingRunner
 from pagewood.engine.runner.cpu.runner import CPURunner
@@ -327,7 +329,7 @@ def _arrive(scenario: Scenario, step: int, inbox: MemoryInbox) -> None:
             inbox.put(
                 Submit(
                     request_id=str(index), tokens=tokens, sampling=one.sampling, priority=one.priority,
-                    namespace=one.namespace,
+                    namespace=one.namespace, pooling=one.pooling,
                 )
             )  # fmt: skip
         priority, at_step = one.priority_from_step or (0, None)
@@ -349,8 +351,14 @@ def _check_ends(scenario: Scenario, answers: dict[str, Answer], *, model: Path, 
             assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was accepted"
             continue
         sampling = replace(one.sampling, max_tokens=one.sampling.max_tokens or room)
-        plain = plain_answer(model, int8, one.prompt, sampling)
+        plain = plain_answer(model, int8, one.prompt, sampling, one.pooling)
         expected = plain.tokens
+        if one.pooling is not None:
+            assert plain.last is not None
+            assert last.finish in (FinishReason.STOP, FinishReason.ABORT)
+            if last.finish is FinishReason.STOP:
+                _check_vectors(last.vector, plain.last.vector, kind=one.pooling.kind)
+            continue
         assert answer.logprobs[: len(expected)] == plain.logprobs[: len(answer.logprobs)], (
             f"request {name}: other log probabilities"
         )
@@ -377,6 +385,16 @@ def _check_ends(scenario: Scenario, answers: dict[str, Answer], *, model: Path, 
         assert 0 <= last.num_accepted_tokens <= last.num_drafted_tokens
 
 
+def _check_vectors(found: bytes, expected: bytes, *, kind: str) -> None:
+    """States have the same bits in every step; a mean is rounded once for each chunk."""
+    ours, theirs = (np.frombuffer(one, "<f4") for one in (found, expected))
+    assert ours.size == theirs.size > 0
+    if kind == "mean":
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def _check_counts(counts: SpeculationCounts, watched: Watched) -> None:
     assert counts.num_drafted == watched.num_drafted == sum(counts.drafted_by_position)
     assert counts.num_accepted == watched.num_accepted == sum(counts.accepted_by_position)
@@ -393,17 +411,19 @@ class PlainEngine:
 
     def __init__(self, model: Path, *, int8: bool) -> None:
         self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
+        longest = min(ORACLE_LENGTH, ModelConfig.from_folder(model).max_position)
         config = EngineConfig(
-            model=str(model), max_running=1, max_total_tokens=ORACLE_LENGTH, max_length=ORACLE_LENGTH, num_threads=1,
+            model=str(model), max_running=1, max_total_tokens=ORACLE_LENGTH, max_length=longest, num_threads=1,
             prefix_cache=False, overlap=False, kv_cache_dtype="int8" if int8 else "auto", logits_processors=PROCESSORS,
         )  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(build_cpu, "grammar_compiler", echo_compiler)
             self._engine = build_engine(config, inbox=self._inbox, outbox=self._outbox)
 
-    def answer(self, prompt: tuple[int, ...], sampling: SamplingParams) -> Answer:
+    def answer(self, prompt: tuple[int, ...], sampling: SamplingParams, pooling: PoolingParams | None) -> Answer:
         """Return the answer to one request."""
-        self._inbox.put(Submit(request_id="x", tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
+        tokens = np.array(prompt, "<i4").tobytes()
+        self._inbox.put(Submit(request_id="x", tokens=tokens, sampling=sampling, pooling=pooling))
         answer = Answer()
         while answer.last is None:
             self._engine.step()
@@ -420,12 +440,14 @@ _plain_engines: dict[tuple[Path, bool], PlainEngine] = {}
 
 
 @cache
-def plain_answer(model: Path, int8: bool, prompt: tuple[int, ...], sampling: SamplingParams) -> Answer:
+def plain_answer(
+    model: Path, int8: bool, prompt: tuple[int, ...], sampling: SamplingParams, pooling: PoolingParams | None = None
+) -> Answer:
     """Return the answer of a plain engine, which `plain_engines` closes later."""
     key = (model, int8)
     if key not in _plain_engines:
         _plain_engines[key] = PlainEngine(model, int8=int8)
-    return _plain_engines[key].answer(prompt, sampling)
+    return _plain_engines[key].answer(prompt, sampling, pooling)
 
 
 @contextmanager

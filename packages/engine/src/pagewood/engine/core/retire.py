@@ -164,8 +164,8 @@ def _advance(
     """
     request, start = grant.request, grant.start
     if request.num_foreseen:
-        request.num_computed = start + grant.num_tokens
         num_old, request.num_foreseen = min(len(tokens), request.num_foreseen), 0
+        request.num_computed += num_old  # if drafts before it were rejected, the step began before `start`
         tokens = tokens[num_old:]
         if not tokens:
             return []

@@ -1,0 +1,110 @@
+"""Every family in a whole engine with everything else at once, against one request at a time without any of it.
+
+The load has prompts that begin alike, more of them than fit in memory, in chunks; grammars; penalties; log
+probabilities of answers and prompts; vectors; requests that are aborted. It is served plainly, with drafts from the
+text, with those of a draft model, with those of the checkpoint's own layer, and over int8 memory; with overlap and
+without. Tokens, log probabilities and vectors are those of the plain run, to the bit (a mean of states is rounded once
+a chunk). So what `test_parity.py` compares with `transformers` holds for all of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from families.case import build
+from families.changed import disturbed, with_prediction
+from families.registry import CASES
+from pagewood.engine.api import Grammar, PoolingParams
+from scenarios.scenario import Arrival, Scenario
+from speculating import Drafter, Report, arrival, plain_engines, run, traffic
+
+FEW = ("gemma4-small", "llama4", "gpt-oss", "deepseek3")
+"""Two sizes of heads and KV of earlier layers; attention within chunks; sinks and experts; latents."""
+PREDICTING = ("deepseek3", "deepseek3-dense", "deepseek32", "glm4-moe", "glm4-lite")
+"""Families whose checkpoints may have a layer for multi-token prediction, in the naming of DeepSeek and GLM."""
+MAX_LENGTH = 48
+
+
+def marked(names: Any) -> list[Any]:
+    """Return the names, most of them as slow tests."""
+    return [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def mixed_load(seed: int, **config: Any) -> Scenario:
+    """Return requests for more tokens than a tiny memory holds."""
+    rng = random.Random(seed)
+    stem = [rng.randrange(3, 40) for _ in range(20)]
+    arrivals: list[Arrival] = []
+    for number in range(14):
+        prompt = stem[: rng.choice((0, 9, 20))] + [rng.randrange(3, 40) for _ in range(rng.randint(1, 10))]
+        prompt += stem[:2] if number % 3 == 2 else []  # so that drafts from the text are found
+        grammar = Grammar(kind="regex", text=f"{number} 12 999 0") if number % 4 == 1 else None
+        one = arrival(
+            prompt, at_step=rng.choice((0, 0, 2, 9)), max_tokens=rng.randint(10, 18), temperature=0.8 * (number % 2),
+            seed=number, grammar=grammar, logprobs=2 if number % 3 == 0 else None,
+            prompt_logprobs=1 if number % 6 == 0 else None, repetition_penalty=1.3 if number % 5 == 2 else 1.0,
+        )  # fmt: skip
+        if number % 7 == 4:
+            one = replace(one, pooling=PoolingParams(kind=rng.choice(("last", "mean", "cls")), normalize=False))
+        if number % 7 == 6:
+            one = replace(one, abort_at_step=one.at_step + 12)
+        arrivals.append(one)
+    return traffic(
+        arrivals, num_pages=14, page_size=4, max_length=MAX_LENGTH, max_running=5, chunked_prefill_size=7,
+        schedule_conservativeness=0.02, **config,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def oracles() -> Iterator[None]:
+    """Close the plain engines of a model when its test ends."""
+    with plain_engines():
+        yield
+
+
+def served(folder: Path, kind: str, *, seed: int = 0, overlap: bool = True, **options: Any) -> Report:
+    """Serve the load; `kind` says what drafts: off, ngram, draft or prediction."""
+    match kind:
+        case "off":
+            drafter = None
+        case "draft":
+            drafter = Drafter(kind="draft", folder=folder.parent / "draft")
+        case "prediction":
+            drafter = Drafter(kind="eagle")
+        case _:
+            drafter = Drafter(kind=kind)
+    return run(mixed_load(seed, overlap=overlap), model=folder, drafter=drafter, num_threads=1, **options)
+
+
+@pytest.mark.parametrize("name", marked(CASES))
+def test_everything_at_once(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    build(CASES[name], folder)
+    disturbed(folder, tmp_path / "draft")
+    reports = {
+        "plain": served(folder, "off"),
+        "text": served(folder, "ngram", seed=1, overlap=False),
+        "draft": served(folder, "draft", seed=2),
+        "int8": served(folder, "ngram", seed=3, kv_cache_dtype="int8"),
+    }
+    assert all(report.num_cached_tokens for report in reports.values())
+    assert all(report.num_aborted for report in reports.values())
+    assert sum(report.num_preempted for report in reports.values()) > 0
+    assert reports["text"].counts.num_drafted + reports["int8"].counts.num_drafted > 0
+    assert reports["draft"].counts.num_accepted > 10
+
+
+@pytest.mark.parametrize("name", marked(PREDICTING))
+def test_the_layer_that_predicts_changes_no_answer(name: str, tmp_path: Path) -> None:
+    build(CASES[name], tmp_path / "plain")
+    folder = with_prediction(tmp_path / "plain", tmp_path / "model")
+    for seed in range(2):
+        report = served(folder, "prediction", seed=seed, overlap=seed == 0)
+        assert report.num_preempted > 0
+        assert report.counts.num_accepted > 0
