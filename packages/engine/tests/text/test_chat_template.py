@@ -1,7 +1,7 @@
 """Conversations with tools, documents and messages to continue: the same text as transformers renders."""
 
 # pyright: basic
-# ruff: noqa: E501 (templates)
+# ruff: noqa: E501, RUF001 (templates)
 from __future__ import annotations
 
 import copy
@@ -163,6 +163,24 @@ def test_equal_to_transformers(reference, name: str, key: str, options: dict) ->
         return
     assert template.render(as_texts(messages), **options) == text
     assert template.render(messages, **options) == text
+
+
+WITHOUT_CONTENT = """\
+{%- for message in messages %}{% if message.role == "user" %}{{ "U" + message.content }}{% endif %}
+{%- if message.role == "assistant" %}{% set text = message.content.split("</think>")[-1] %}
+{{- "A" + text }}{% for call in message.tool_calls or [] %}<{{ call.function.name }}>{% endfor %}{% endif %}{% endfor %}"""
+BY_NULL = """\
+{%- for message in messages %}{% if message['role'] == "assistant" and message['content'] is none %}
+{{- "<｜tool▁calls▁begin｜>" }}{% for call in message['tool_calls'] %}<{{ call['function']['name'] }}>{% endfor %}
+{%- else %}{{ message['content'] }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}], ids=["absent", "null"])
+def test_a_turn_of_calls_without_content(content: dict) -> None:
+    """As templates of Qwen 3 and Granite want it, and as those of DeepSeek do."""
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", **content, "tool_calls": [CALL]}]
+    assert ChatTemplate(WITHOUT_CONTENT, special_tokens={}).render(messages) == "UHiA<get_weather>"
+    assert ChatTemplate(BY_NULL, special_tokens={}).render(messages) == "Hi<｜tool▁calls▁begin｜><get_weather>"
 
 
 def test_a_message_is_continued() -> None:

@@ -210,6 +210,13 @@ FORMATS: dict[str, Format] = {
         call=_HUNYUAN,
         two_calls=_TWO_OF_HUNYUAN,
     ),
+    "hunyuan_dense": Format(
+        chat_template="'<tool_calls><tool_call>' '<answer>' '<｜hy_Assistant｜>' '<think>\\n\\n</think>\\n'",
+        call='<tool_calls><tool_call>add-2\n```json\n{"b": 3}\n```</tool_call></tool_calls>',
+        two_calls='<tool_calls><tool_call>add-2\n```json\n{"b": 3}\n```</tool_call>\n'
+        "<tool_call>now\n```json\n{}\n```</tool_call></tool_calls>",
+        closers=('"', "</tool_calls>"),
+    ),
     "olmo_3": Format(
         chat_template="<|im_start|>assistant '<function_calls>' + message['function_calls'] + '</function_calls>' <think>",
         call="<function_calls>add-2(b=3)</function_calls>",

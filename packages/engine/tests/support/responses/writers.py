@@ -262,6 +262,20 @@ def hunyuan(message: Message) -> str:
     return f"<think>\n{message.reasoning}\n</think>\n<answer>\n{message.content}{calls}\n</answer><|eos|>"
 
 
+def hunyuan_dense(message: Message) -> str:
+    """Return a message of Hunyuan 0.5B to 4B."""
+    calls = [
+        f"<tool_call>{name}\n```json\n{json.dumps(arguments, ensure_ascii=False)}\n```</tool_call>"
+        for name, arguments in message.calls
+    ]
+    joined = "\n".join(calls)
+    section = f"<tool_calls>{joined}</tool_calls>" if calls else ""
+    return (
+        f"<think>\n{message.reasoning}\n</think>\n<answer>\n{message.content}{section}\n</answer>"
+        "<｜hy_place▁holder▁no▁2｜>"
+    )
+
+
 def olmo_3(message: Message) -> str:
     """Return a message of OLMo 3."""
     calls = [
@@ -293,6 +307,6 @@ WRITERS: dict[str, Callable[[Message], str]] = {
         hermes, qwen3_coder, llama3, llama4, mistral, deepseek_v3, deepseek_v3_2, minimax_m2, kimi_k2, glm_4, glm_4_7,
         exaone_4,
         harmony, gemma_4, granite_3, granite_3_2, granite_3_3, cohere_command, phi_4_mini, functools,
-        seed_oss, ernie_4_5, hunyuan, olmo_3, apertus, nemotron,
+        seed_oss, ernie_4_5, hunyuan, hunyuan_dense, olmo_3, apertus, nemotron,
     )
 }  # fmt: skip

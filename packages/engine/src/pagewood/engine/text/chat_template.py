@@ -89,7 +89,7 @@ class ChatTemplate:
         ChatTemplateError: the source is not a template.
     """
 
-    __slots__ = ("_bounds", "_max_seconds", "_special_tokens", "_template")
+    __slots__ = ("_absent", "_bounds", "_max_seconds", "_special_tokens", "_template")
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str], max_seconds: float = MAX_SECONDS) -> None:
         environment = _environment()
@@ -102,6 +102,9 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
             raise ChatTemplateError(f"chat template cannot be read: {error}") from error
         self._special_tokens = dict(special_tokens)
+        # DeepSeek's templates tell calls by a null; most others join the content to a text, or ask for its parts.
+        tells_calls = "<｜tool▁calls▁begin｜>" in source and "['content'] is" in source  # noqa: RUF001
+        self._absent: str | None = None if tells_calls else ""
 
     def render(
         self,
@@ -116,7 +119,8 @@ class ChatTemplate:
         """Return the text of a conversation.
 
         The arguments of tool calls may be JSON texts, as in OpenAI's API, or objects; templates get objects. Reasoning
-        under one of the names `reasoning_content`, `thinking` and `reasoning` is available under the first two.
+        under one of the names `reasoning_content`, `thinking` and `reasoning` is available under the first two. A turn
+        of the assistant without content, or with null, has an empty text, or null where a template tells calls by it.
 
         Args:
             messages: the conversation.
@@ -146,6 +150,9 @@ class ChatTemplate:
         last, mark = "", f"continues-here-{secrets.token_hex(8)}"
         if continue_final_message:
             last = _append_to(present[-1], f"{mark} ")
+        for message in present:
+            if message.get("role") == "assistant":
+                message.setdefault("content", self._absent)
         variables |= self._special_tokens
         variables |= {
             "messages": present,
