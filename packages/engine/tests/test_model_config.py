@@ -272,6 +272,39 @@ def test_names_of_fields_of_few_families(tmp_path: Path) -> None:
             read(tmp_path, {**STARCODER, **change})
 
 
+MODERN_BERT = {
+    **LLAMA, "architectures": ["ModernBertModel"], "num_key_value_heads": None, "hidden_activation": "gelu",
+    "norm_eps": 1e-5, "layer_norm_eps": 1e-5, "local_attention": 16,
+}  # fmt: skip
+
+
+def test_names_of_fields_of_other_families(tmp_path: Path) -> None:
+    """Files of ModernBERT have one beside their own, and PowerMoE one alone, with the value that counts anyway."""
+    assert read(tmp_path, MODERN_BERT).norm.epsilon == 1e-5
+    with pytest.raises(ValueError, match=r"norm_eps and layer_norm_eps|layer_norm_eps and norm_eps"):
+        read(tmp_path, {**MODERN_BERT, "layer_norm_eps": 1e-6})
+    with pytest.raises(ValueError, match="layer_norm_eps must be named rms_norm_eps"):
+        read(tmp_path, {**MODERN_BERT, "norm_eps": None})
+    mixture = {**LLAMA, "architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+    assert read(tmp_path, {**mixture, "activation_function": "silu"}) == read(tmp_path, mixture)
+    with pytest.raises(ValueError, match="activation_function must be named hidden_act"):
+        read(tmp_path, {**mixture, "activation_function": "gelu"})
+
+
+@pytest.mark.parametrize(("value", "is_tuned"), [(True, True), (4, True), (None, True), (False, False), (0, False)])
+def test_the_temperature_of_llama4_is_a_flag_or_a_number(tmp_path: Path, value: object, is_tuned: bool) -> None:
+    fields = {
+        **LLAMA,
+        "architectures": ["Llama4ForCausalLM"],
+        "attention_chunk_size": 64,
+        "no_rope_layers": [1, 1, 1, 0],
+    }
+    config = read(tmp_path, {**fields, "attn_temperature_tuning": value})
+    assert [one.temperature is not None for one in config.attentions] == [False] * 3 + [is_tuned]
+    with pytest.raises(ValueError, match="attn_temperature_tuning must be"):
+        read(tmp_path, {**fields, "attn_temperature_tuning": "yes"})
+
+
 GPT2 = {
     "architectures": ["GPT2LMHeadModel"], "vocab_size": 100, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_ctx": 32,
     "n_positions": 32,

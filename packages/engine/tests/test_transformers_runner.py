@@ -327,6 +327,24 @@ def test_a_model_without_a_table_is_found_by_itself(
         build_engine(EngineConfig(model=str(tmp_path), model_impl="native"), inbox=MemoryInbox(), outbox=MemoryOutbox())
 
 
+ONLY_THERE = {"Olmo": {"clip_qkv": 0.5}, "Cohere": {"use_qk_norm": True}}
+"""Fields of OLMo 7B and of Command R+."""
+
+
+@pytest.mark.parametrize("kind", ONLY_THERE)
+def test_a_field_that_the_parts_do_not_compute(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    [(field, value)] = ONLY_THERE[kind].items()
+    other = load_case(Case(kind=kind, extra={**ONLY_THERE[kind], "eos_token_id": 0}), tmp_path)
+    with caplog.at_level(logging.INFO):
+        engine, inbox, outbox = built(tmp_path)
+    found = answers(engine, inbox, outbox, prompts(3), temperature=0)
+    engine.close()
+    assert found == [other.generated(text, 24) for text in prompts(3)]
+    assert f"{kind}ForCausalLM with {field} {value} is computed there only" in caplog.text
+    with pytest.raises(ValueError, match=f"{field} must be absent"):
+        built(tmp_path, model_impl="native")
+
+
 REFUSED = {
     "Mamba": ({}, "MambaForCausalLM must have keys and values of all positions as its only cache"),
     "Jamba": ({}, "JambaForCausalLM must have keys and values of all positions as its only cache"),

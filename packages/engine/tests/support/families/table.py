@@ -49,7 +49,7 @@ _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "Phi3ForCausalLM": ("Phi-3, Phi-4", "fused projections, rotation of a part of a head, longrope"),
         "HunYuanDenseV1ForCausalLM": ("HunYuan dense", "norms of q and k behind the rotation"),
         "GemmaForCausalLM": ("Gemma 1", "gelu, embeddings times the root of their size"),
-        "OlmoForCausalLM": ("OLMo 1", "norms without weights; q, k and v clipped"),
+        "OlmoForCausalLM": ("OLMo 1", "norms without weights; with `clip_qkv` in `transformers`"),
         "GraniteMoeSharedForCausalLM": ("Granite 4 tiny previews", "experts and a shared one; Granite's multipliers"),
         "GraniteMoeHybridForCausalLM": (
             "Granite 4 micro, 1B, 350M",
@@ -71,7 +71,7 @@ _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "ApertusForCausalLM": ("Apertus", "xIELU without a gate"),
         "CohereForCausalLM": (
             "Command R",
-            "attention and feed-forward beside each other, scaled logits; QK norm is refused",
+            "attention and feed-forward beside each other, scaled logits; with QK norm in `transformers`",
         ),
         "Cohere2ForCausalLM": ("Command R7B and A", "as Command R; windows, and rotation in layers with a window only"),
         "GPTNeoXForCausalLM": ("GPT-NeoX, Pythia", "attention and feed-forward beside each other or in turn"),

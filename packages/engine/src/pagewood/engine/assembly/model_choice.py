@@ -33,9 +33,15 @@ def reason_for_transformers(config: EngineConfig) -> str | None:
         return None
     fields = Fields.from_file(path)
     names = fields.texts("architectures") or ()
-    if not is_installed or not names or any(name in FAMILIES for name in names):
+    if not is_installed or not names:
         return None
-    return f"there is no table for {names[0]}" if _is_known(fields, names[0]) else None
+    found = next((name for name in names if name in FAMILIES), None)
+    if found is None:
+        return f"there is no table for {names[0]}" if _is_known(fields, names[0]) else None
+    other = next((field for field in FAMILIES[found].computed_elsewhere if fields.values.get(field)), None)
+    if other is None or not _is_known(fields, found):
+        return None
+    return f"{found} with {other} {fields.values[other]} is computed there only"
 
 
 def _is_known(fields: Fields, name: str) -> bool:

@@ -271,8 +271,10 @@ def _source(layer: LayerConfig) -> int | None:
 
 _OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 """Fields of a decoder that a larger model may have outside of `text_config`."""
-_NULL_COUNTS = ("num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
-"""Fields that may be null: as many heads as for queries, no soft cap, no window."""
+_NULL_COUNTS = (
+    "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window", "head_dim",
+)  # fmt: skip
+"""Fields that may be null: as many heads as for queries, no soft cap, no window, the hidden size by the heads."""
 _OTHER_ENCODERS = frozenset({"albert", "camembert", "deberta", "deberta-v2", "electra", "mpnet", "new"})
 """The `model_type` of encoders for which there is no table; their errors name those for which there is one."""
 
@@ -282,7 +284,7 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
     if family.by_text_type:
         family = family.by_text_type.get(fields.text("model_type", ""), family)
     check_method(fields)
-    check_fields(fields, read=family.reads, ignored=family.ignores)
+    check_fields(fields, read=family.reads, ignored=family.ignores, usual=family.defaults)
     fields = _with_defaults(fields.renamed(family.field_names), family)
     vocab_size = read_size(fields, "vocab_size", "vocab_size")
     hidden_size = read_size(fields, "hidden_size", "hidden_size")

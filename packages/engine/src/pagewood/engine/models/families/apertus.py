@@ -16,6 +16,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             output_bias=None,
             qk_norm="heads",
             is_gated=False,
+            theta=12_000_000.0,
             norm=NormConfig(epsilon=1e-5),
             frame=FrameConfig(before_mixer="attention_layernorm", before_feed_forward="feedforward_layernorm"),
             defaults={"hidden_act": "xielu"},

@@ -23,7 +23,7 @@ _COHERE = Family(
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "CohereForCausalLM": _COHERE,
+        "CohereForCausalLM": replace(_COHERE, computed_elsewhere=frozenset({"use_qk_norm"})),
         "Cohere2ForCausalLM": replace(
             _COHERE,
             windows="periodic",

@@ -74,6 +74,9 @@ class Family:
     """The family's own names of fields, by the names that others have for them."""
     knows: frozenset[str] = frozenset()
     """Fields that other families refuse."""
+    computed_elsewhere: frozenset[str] = frozenset()
+    """Fields with which `transformers` computes the model, unless they are absent, null or false; the parts here do
+    not."""
     ignores: frozenset[str] = frozenset()
     """Other families' names of fields that mean something else here, or nothing."""
     activations: Mapping[str, str] = field(default_factory=dict[str, str])

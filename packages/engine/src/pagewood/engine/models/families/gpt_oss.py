@@ -17,6 +17,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             output_bias=None,
             windows="periodic",
             has_sinks=True,
+            theta=150_000.0,
             mixture=Mixture(
                 names=ExpertNames(router="router"),
                 size="intermediate_size",

@@ -30,7 +30,7 @@ _EXPERTS = replace(
     mlp_bias=False,
     mixture=_MIXTURE,
     frame=FrameConfig(feed_forward="block_sparse_moe"),
-    defaults={**_DENSE.defaults, "num_local_experts": 8, "num_experts_per_tok": 2},
+    defaults={**_DENSE.defaults, "hidden_act": "silu", "num_local_experts": 8, "num_experts_per_tok": 2},
 )
 _SHARED = replace(_EXPERTS, mixture=replace(_MIXTURE, shared_size="shared_intermediate_size"))
 _WITHOUT_STATES = replace(

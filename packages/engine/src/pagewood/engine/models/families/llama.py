@@ -71,6 +71,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "MistralForCausalLM": _MISTRAL,
         "MixtralForCausalLM": Family(
             windows="all",
+            theta=1e6,
             mixture=Mixture(
                 names=ExpertNames(gate="w1", up="w3", down="w2"), size="intermediate_size", renormalises=True
             ),

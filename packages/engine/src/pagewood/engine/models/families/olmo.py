@@ -29,6 +29,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "OlmoForCausalLM": Family(
             qkv_bias=None,
             output_bias=None,
+            computed_elsewhere=frozenset({"clip_qkv"}),
             norm=NormConfig(epsilon=1e-5, is_centred=True, has_weight=False),
         ),
         "Olmo2ForCausalLM": _OLMO2,

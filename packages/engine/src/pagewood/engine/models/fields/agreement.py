@@ -26,6 +26,7 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Other families' names of a field that is read. They may repeat the field, but do not replace it."""
 NUM_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """Names of the number of layers for multi-token prediction; each of them is read."""
+_NONE: Mapping[str, object] = MappingProxyType({})
 _SYNONYMS = (NUM_MTP_LAYERS, ("dtype", "torch_dtype"))
 _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
@@ -74,13 +75,16 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
 """Fields that change the computation of other models, each with its values, besides null, that change nothing."""
 
 
-def check_fields(fields: Fields, *, read: Collection[str] = (), ignored: Collection[str] = ()) -> None:
+def check_fields(
+    fields: Fields, *, read: Collection[str] = (), ignored: Collection[str] = (), usual: Mapping[str, object] = _NONE
+) -> None:
     """Check the fields of a config.json that all families read in the same way.
 
     Args:
         fields: of config.json.
         read: fields that the family reads itself.
         ignored: other names of fields that the family does not know as such.
+        usual: values of absent fields; with such a value, another family's name may stand alone.
 
     Raises:
         ValueError: two fields have different values, a field has another family's name, or a field needs something that
@@ -88,8 +92,10 @@ def check_fields(fields: Fields, *, read: Collection[str] = (), ignored: Collect
     """
     for name, all_others in _OTHER_NAMES.items():
         others = [other for other in all_others if other not in ignored]
+        own = [name, *(other for other in others if other in read)]
+        is_named = any(fields.values.get(each) is not None for each in own)
         for other in others:
-            if other not in read and fields.values.get(other) is not None and fields.values.get(name) is None:
+            if other not in own and not is_named and fields.values.get(other) not in (None, usual.get(name)):
                 raise ValueError(f"{fields.source}: {other} must be named {name}, got {other} alone")
         check_same(fields.source, [(each, fields.values.get(each)) for each in (name, *others)])
     for names in _SYNONYMS:

@@ -117,7 +117,7 @@ def read_temperature(fields: Fields, family: Family, *, is_rotated: bool) -> Tem
     if family.temperature == "none":
         return None
     if family.temperature == "unrotated":
-        if is_rotated or not fields.flag("attn_temperature_tuning", True):
+        if is_rotated or not _is_tuned(fields):
             return None
         length = fields.integer("floor_scale", 8192, low=1, high=MAX_POSITION)
         return TemperatureConfig(scale=fields.number("attn_scale", 0.1, low=0, high=1e3), length=length, offset=1)
@@ -127,6 +127,14 @@ def read_temperature(fields: Fields, family: Family, *, is_rotated: bool) -> Tem
         return None
     length = own.integer("original_max_position_embeddings", low=1, high=MAX_POSITION)
     return TemperatureConfig(scale=scale, length=length)
+
+
+def _is_tuned(fields: Fields) -> bool:
+    """Return whether `attn_temperature_tuning` is true; the first files of Llama 4 have a number instead."""
+    name = "attn_temperature_tuning"
+    if isinstance(fields.values.get(name), bool | None):
+        return fields.flag(name, True)
+    return fields.integer(name, high=MAX_POSITION) > 0
 
 
 def _known(family: Family) -> frozenset[str]:
