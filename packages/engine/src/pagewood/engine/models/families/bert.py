@@ -103,10 +103,11 @@ _NOMIC = Family(
     has_last_norm=False,
     field_names={
         "hidden_act": "activation_function", "hidden_size": "n_embd", "intermediate_size": "n_inner",
-        "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "rms_norm_eps": "layer_norm_eps",
-        "rope_theta": "rotary_emb_base",
+        "max_position_embeddings": "max_trained_positions", "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer", "rms_norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base",
     },
-    ignores=frozenset({"activation_function", "n_positions"}),
+    ignores=frozenset({"activation_function", "layer_norm_epsilon", "n_positions"}),
+    knows=frozenset({"rotary_scaling_factor"}),  # beyond the positions of the training, which are refused
     activations={"swiglu": "silu"},
     norm=_NORM,
     frame=_FRAME,
@@ -122,7 +123,9 @@ _NOMIC = Family(
         },
         fused={"attn.Wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
     ),
-    defaults={"hidden_act": "silu", "tie_word_embeddings": True, "type_vocab_size": 2},
+    defaults={
+        "hidden_act": "silu", "max_position_embeddings": 2048, "tie_word_embeddings": True, "type_vocab_size": 2,
+    },
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
