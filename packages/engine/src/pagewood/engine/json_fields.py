@@ -52,8 +52,15 @@ class Fields:
         return Fields(f"{self.source}: {name}", {})
 
     def renamed(self, names: Mapping[str, str]) -> Fields:
-        """Return the fields with those of `names` also under the names by which they are read, the keys of `names`."""
-        found = {name: self.values[own] for name, own in names.items() if self.values.get(own) is not None}
+        """Return the fields with those of `names` also under the names by which they are read, the keys of `names`.
+
+        A key that is another one's name comes before it: so a field may have two names, of which the key's counts.
+        """
+        found: dict[str, object] = {}
+        for name, own in names.items():
+            value = found.get(own, self.values.get(own))
+            if value is not None:
+                found[name] = value
         shown = {name: own for name, own in names.items() if name in found or self.values.get(name) is None}
         return replace(self.over(found), names={**self.names, **shown}) if names else self
 

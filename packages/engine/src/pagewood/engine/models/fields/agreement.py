@@ -44,7 +44,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "final_logit_softcapping": (0,),
         "hidden_size_per_layer_input": (0,),
         "is_encoder_decoder": (False,),
-        "layer_norm_epsilon": (1e-12,),
         "logit_scale": (1,),
         "logits_scaling": (1,),
         "n_routed_experts": (0,),
