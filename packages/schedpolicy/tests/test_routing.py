@@ -353,6 +353,11 @@ def test_a_prompt_is_computed_by_a_replica_for_prompts():
     assert (short.replica, short.prefill) == ("d", None)
     assert fleet.computed(first.ticket, 1.0)
     assert fleet.load("p") == (0, 0)
+    (declined,) = fleet.route(request(4, num_tokens=30), 1.0)
+    assert fleet.unaid(declined.ticket, 1.0)
+    assert (fleet.load("d"), fleet.load("p")) == ((3, 40), (0, 0))
+    assert fleet.end(declined.ticket, 1.0)
+    assert not fleet.unaid(declined.ticket, 1.0)
     (third,) = fleet.route(request(2, num_tokens=60), 1.0)
     departure = fleet.leave("p", 2.0, has_died=True)
     assert [(one.ticket, one.prefill) for one in departure.unaided] == [(third.ticket, None)]

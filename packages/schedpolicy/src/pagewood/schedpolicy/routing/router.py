@@ -1,7 +1,7 @@
 """The router: it chooses a replica for each request, and keeps requests while no replica has a place."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 from operator import attrgetter
 from random import Random
@@ -308,6 +308,19 @@ class Router(Generic[R]):
         self._charge(routed, 0, now_s)
         return True
 
+    def unaid(self, ticket: Ticket, now_s: float) -> bool:
+        """Note that the replica of a request computes its prompt, because the one that should does not.
+
+        Returns:
+            Whether the ticket is valid.
+        """
+        routed = self._valid(ticket)
+        if routed is None:
+            return False
+        if routed.prefill is not None:
+            self._unaid(routed, now_s)
+        return True
+
     def end(self, ticket: Ticket, now_s: float) -> bool:
         """Note that a replica has answered a request; call `dispatch` afterwards.
 
@@ -551,7 +564,11 @@ class Router(Generic[R]):
         return state
 
 
-def default_order() -> Order[Any]:
-    """Return an order by priority, within a priority by tenants' fair shares, with ageing over all of them."""
-    by_level = MultilevelOrder[Any](attrgetter("priority"), lambda: fair_share(charges_at_stop=True))
+def default_order(weights: Mapping[str, float] | None = None) -> Order[Any]:
+    """Return an order by priority, within a priority by tenants' fair shares, with ageing over all of them.
+
+    Args:
+        weights: Shares of tenants; 1 for those that are not named.
+    """
+    by_level = MultilevelOrder[Any](attrgetter("priority"), lambda: fair_share(weights=weights, charges_at_stop=True))
     return Ageing[Any](by_level, after_s=_AGE_AFTER_S)

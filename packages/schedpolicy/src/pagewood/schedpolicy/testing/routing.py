@@ -61,6 +61,10 @@ class AnyRouter(Protocol):
         """Note a computed prompt."""
         ...
 
+    def unaid(self, ticket: Ticket, now_s: float) -> bool:
+        """Note that no other replica computes a prompt."""
+        ...
+
     def end(self, ticket: Ticket, now_s: float) -> bool:
         """Note an answer."""
         ...
@@ -218,6 +222,14 @@ class NaiveRouter:
         if one is not None:
             one.helper = self._end_help(one, now_s)
             self._charge(one, now_s, 0)
+        return one is not None
+
+    def unaid(self, ticket: Ticket, now_s: float) -> bool:
+        """Note that no other replica computes a prompt."""
+        one = self._valid(ticket)
+        if one is not None and one.helper is not None:
+            one.helper = self._end_help(one, now_s)
+            self._charge(one, now_s, one.request.num_tokens - one.request.num_matched)
         return one is not None
 
     def end(self, ticket: Ticket, now_s: float) -> bool:
@@ -392,7 +404,7 @@ class RouterTraffic:
         if self.positions:
             actions += [self._events, self._events, self._report, self._drain, self._leave]
         if self.tickets:
-            actions += [self._computed, self._end, self._end, self._end, self._move]
+            actions += [self._computed, self._unaid, self._end, self._end, self._end, self._move]
         if self.num_arrivals:
             actions.append(self._cancel)
         self.rng.choice(actions)()
@@ -501,6 +513,11 @@ class RouterTraffic:
         ticket = self.rng.choice(list(self.tickets))
         is_valid = self.placed.get(ticket.arrival) == ticket
         assert self.router.computed(ticket, self.now_s) == self.oracle.computed(ticket, self.now_s) == is_valid
+
+    def _unaid(self) -> None:
+        ticket = self.rng.choice(list(self.placed.values()) or list(self.tickets))
+        is_valid = self.placed.get(ticket.arrival) == ticket
+        assert self.router.unaid(ticket, self.now_s) == self.oracle.unaid(ticket, self.now_s) == is_valid
 
     def _end(self) -> None:
         """Let a replica answer, sometimes one that has lost the request."""
