@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -11,81 +11,28 @@ from typing import Any
 
 import pytest
 
+from echo_adapters import write_echo_adapter
 from memory_server import NUM_ROWS, MemoryServer
 from pagewood.engine.api import EngineConfig, TenantQuota
 from pagewood.engine.text import Tokenizer
 from pagewood.server.config import ServeConfig
 from pagewood.server.http.errors import unavailable
 from pagewood.server.metrics.endpoint import MetricsEndpoint, text_of
-from pagewood.server.replicas.dispatcher import Dispatcher
+from pagewood.server.replicas.division import address_of_each, engine_of_each
+from pagewood.server.replicas.fleet_status import FleetStatus
+from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.status import EngineState
+from replica_server import NUM, NUM_PLACES, Ask, close_gates, dispatcher_of, open_gates, placed, running
 
 pytestmark = pytest.mark.anyio
 
-NUM = 3
-NUM_PLACES = NUM * NUM_ROWS
 LOST = unavailable("The engine process died.", code="engine_lost")
-
-
-async def running(folder: Path, tokenizer: Tokenizer, **options: Any) -> AsyncGenerator[MemoryServer]:
-    """Yield a server that is ready; afterwards no stage of it may hold a request."""
-    server = MemoryServer(folder, tokenizer, limit=200, num_replicas=NUM, max_retries=3, **options)
-    await server.start()
-    is_good = False
-    try:
-        yield server
-        is_good = True
-    finally:
-        open_gates(server)
-        if is_good:
-            await server.until_idle()
-            assert dispatcher_of(server).num_waiting == 0
-            assert placed(server) == [0] * NUM
-        await server.stop()
 
 
 @pytest.fixture
 async def server(model_folder: Path, tokenizer: Tokenizer) -> AsyncGenerator[MemoryServer]:
     async for server in running(model_folder, tokenizer):
         yield server
-
-
-def dispatcher_of(server: MemoryServer) -> Dispatcher:
-    assert server.dispatcher is not None
-    return server.dispatcher
-
-
-def close_gates(server: MemoryServer) -> None:
-    for one in server.replicas:
-        one.gate.close()
-
-
-def open_gates(server: MemoryServer) -> None:
-    for one in server.replicas:
-        one.gate.open()
-
-
-def placed(server: MemoryServer) -> list[int]:
-    """Return how many requests each replica has."""
-    return [dispatcher_of(server).num_requests(number) for number in range(NUM)]
-
-
-class Ask:
-    """A completion under way, with the text that it must have."""
-
-    def __init__(self, server: MemoryServer, prompt: str, *, max_tokens: int = 20, **body: Any) -> None:
-        sampled = {"temperature": 0.7, "seed": len(prompt)}
-        self.expected = server.expected_text(prompt, max_tokens=max_tokens, temperature=0.7, seed=len(prompt))
-        self.task = asyncio.create_task(
-            server.post("/v1/completions", {"prompt": prompt, "max_tokens": max_tokens, **sampled, **body})
-        )
-
-    async def check(self) -> dict[str, Any]:
-        """Wait for the answer, compare it, and return it."""
-        response = await self.task
-        assert response.status_code == 200, response.text
-        assert response.json()["choices"][0]["text"] == self.expected
-        return response.json()
 
 
 async def test_answers_are_those_of_one_engine_and_all_engines_work(server: MemoryServer) -> None:
@@ -97,13 +44,35 @@ async def test_answers_are_those_of_one_engine_and_all_engines_work(server: Memo
         await ask.check()
 
 
+async def drain_favourite(server: MemoryServer) -> Callable[[], Awaitable[None]]:
+    """Drain the replica that gets a request if all are idle; return how to let it take requests again.
+
+    So what is cached meanwhile is elsewhere, and a request comes to it only because it is there.
+    """
+    await Ask(server, "it shows which one").check()
+    await server.until_idle()
+    status = server.service.status
+    assert isinstance(status, FleetStatus)
+    cached = [one.counters["num_cached_pages"] for one in status.replicas]
+    number = cached.index(max(cached))
+    (await server.admin.post("/drain", json={"replica": number})).raise_for_status()
+
+    async def undo() -> None:
+        (await server.admin.post("/drain", json={"replica": number, "is_draining": False})).raise_for_status()
+
+    return undo
+
+
 async def test_a_second_turn_goes_where_its_prefix_is(server: MemoryServer) -> None:
+    undo = await drain_favourite(server)
     for number in range(6):
         first = f"conversation {number}: " + "word " * 12
         num_blocks = dispatcher_of(server).num_cached_blocks
         assert (await Ask(server, first).check())["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         await server.until(lambda before=num_blocks: dispatcher_of(server).num_cached_blocks > before)
-        second = await Ask(server, first + "and more").check()
+    await undo()
+    for number in range(6):
+        second = await Ask(server, f"conversation {number}: " + "word " * 12 + "and more").check()
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
 
 
@@ -288,20 +257,162 @@ def samples(server: MemoryServer) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("disk_cache_path", "/somewhere"),
-        ("decision_log", "/somewhere"),
-        ("max_queue_s", 3.0),
-        ("refuse_late", True),
         ("device", "cuda"),
         ("num_threads", 1),
     ],
 )
 def test_what_stands_against_replicas_is_refused_by_name(model_folder: Path, field: str, value: object) -> None:
-    options: dict[str, Any] = {
-        field: value,
-        **({"host_cache_gb": 1.0, "disk_cache_gb": 1.0} if "disk" in field else {}),
-    }
+    options: dict[str, Any] = {field: value}
     engine = replace(EngineConfig(num_threads=8), **options)
     name = "replicas" if field == "num_threads" else field
     with pytest.raises(ValueError, match=f"^{name} must .*replicas|^{name} must leave each engine a thread"):
         ServeConfig(engine=engine, served_model_name="m", model_folder=model_folder, replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("engine", "server", "message"),
+    [
+        ({}, {"prefill_replicas": 3}, r"^prefill_replicas must be >= 0 and less than replicas \(3\), got 3"),
+        ({}, {"prefill_replicas": 1}, "^prefill_replicas must be 0 without remote_cache, where .* share KV, got 1"),
+        ({}, {"replicas": 1, "prefill_replicas": 1}, r"^prefill_replicas must be .* less than replicas \(1\), got 1"),
+        ({"role": "decode"}, {}, "^role must be both with replicas, got 'decode': see prefill_replicas"),
+        ({"cache_write_policy": "write_back"}, {"prefill_replicas": 1}, "^cache_write_policy must be write_through"),
+        ({"decision_log": "log"}, {"prefill_replicas": 1}, "^role must be both with decision_log"),
+        (
+            {},
+            {"kv_events": "tcp://*:5557", "kv_events_replay": "tcp://*:5559"},
+            r"^kv_events and kv_events_replay must leave each replica addresses of its own.*'tcp://\*:5559'",
+        ),
+        (
+            {},
+            {"kv_events": "tcp://*:65534"},
+            r"must have ports of at most 65535 for all replicas, got 'tcp://\*:65534'",
+        ),
+    ],
+)
+def test_a_fleet_that_cannot_be_is_refused(
+    model_folder: Path, engine: dict[str, Any], server: dict[str, Any], message: str
+) -> None:
+    shared = {"remote_cache": "shm:x", "remote_cache_gb": 1.0, "host_cache_gb": 1.0}
+    options: dict[str, Any] = {"num_threads": 8, **(shared if engine else {}), **engine}
+    fields: dict[str, Any] = {"served_model_name": "m", "model_folder": model_folder, "replicas": 3, **server}
+    with pytest.raises(ValueError, match=message):
+        ServeConfig(engine=EngineConfig(**options), **fields)
+
+
+def test_each_engine_has_files_and_addresses_of_its_own() -> None:
+    config = EngineConfig(
+        num_threads=7, host_cache_gb=1.0, disk_cache_path="/cache", disk_cache_gb=1.0, decision_log="/logs/all.log",
+        quotas=(TenantQuota("*", max_running=4),), max_queue_s=3.0,
+    )  # fmt: skip
+    second = engine_of_each(config, 1, num_replicas=3)
+    assert (second.disk_cache_path, second.decision_log) == ("/cache/replica-1", "/logs/all-1.log")
+    assert (second.num_threads, second.quotas, second.max_queue_s, second.role) == (2, (), 3.0, "both")
+    assert address_of_each("tcp://*:5557", 2) == "tcp://*:5559"
+    assert address_of_each("tcp://127.0.0.1:*", 2) == "tcp://127.0.0.1:*"
+    assert address_of_each("ipc:///run/events", 2) == "ipc:///run/events-2"
+    shared = replace(config, decision_log=None, remote_cache="shm:x", remote_cache_gb=1.0)
+    roles = [engine_of_each(shared, number, num_replicas=3, num_prefill=1).role for number in range(3)]
+    assert roles == ["prefill", "decode", "decode"]
+
+
+async def test_a_request_waits_for_a_place_no_longer_than_it_may(model_folder: Path, tokenizer: Tokenizer) -> None:
+    config = EngineConfig(max_running=NUM_ROWS, max_queue_s=0.3)
+    async with aclosing(running(model_folder, tokenizer, router_config=config)) as servers:
+        server = await anext(servers)
+        (await server.admin.post("/pause", json={})).raise_for_status()
+        asks = [Ask(server, f"prompt {number}") for number in range(NUM_PLACES)]
+        await server.until(lambda: sum(placed(server)) == NUM_PLACES)
+        refused = await server.post("/v1/completions", {"prompt": "it waits"})
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "queue_timeout"
+        assert dispatcher_of(server).num_waiting == 0
+        late = Ask(server, "it gets a place in time")
+        await server.until(lambda: dispatcher_of(server).num_waiting == 1)
+        asks.pop().task.cancel()
+        await server.until(lambda: dispatcher_of(server).num_waiting == 0)
+        await asyncio.sleep(0.4)  # it has its place, and its engine decides
+        assert not late.task.done()
+        (await server.admin.post("/resume", json={})).raise_for_status()
+        for ask in (*asks, late):
+            await ask.check()
+
+
+async def test_weights_of_tenants_hold_over_all_replicas(model_folder: Path, tokenizer: Tokenizer) -> None:
+    weights = (("first", 3.0), ("second", 1.0))
+    config = EngineConfig(max_running=NUM_ROWS, schedule_policy="fair", schedule_weights=weights)
+    async with aclosing(running(model_folder, tokenizer, router_config=config)) as servers:
+        server = await anext(servers)
+        close_gates(server)
+        before = [Ask(server, f"prompt {number}", max_tokens=2) for number in range(NUM_PLACES)]
+        await server.until(lambda: sum(placed(server)) == NUM_PLACES)
+        asks = {
+            name: [Ask(server, f"of {name} {number}", max_tokens=2, cache_salt=name) for number in range(NUM_PLACES)]
+            for name, _ in weights
+        }
+        await server.until(lambda: dispatcher_of(server).num_waiting == 2 * NUM_PLACES)
+        for one in server.replicas:
+            one.gate.allow(3)  # those of before end, and no further ones
+        await server.until(lambda: dispatcher_of(server).num_waiting == NUM_PLACES)
+        entries = dispatcher_of(server)._entries.values()  # pyright: ignore[reportPrivateUsage]
+        placed_of = [sum(one.tenant == name and one.ticket is not None for one in entries) for name, _ in weights]
+        assert sum(placed_of) == NUM_PLACES
+        assert placed_of[0] == pytest.approx(0.75 * NUM_PLACES, abs=2)
+        open_gates(server)
+        for ask in (*before, *asks["first"], *asks["second"]):
+            await ask.check()
+
+
+async def test_a_replica_is_drained_into_others(server: MemoryServer) -> None:
+    close_gates(server)
+    asks = [Ask(server, f"prompt {number}", max_tokens=60) for number in range(9)]
+    await server.until(lambda: placed(server) == [3, 3, 3])
+    drained = await server.admin.post("/drain", json={"replica": 1, "wait_s": 20})
+    assert drained.status_code == 200, drained.text
+    assert drained.json() == {"is_draining": True, "num_live": 0}
+    await server.until(lambda: sum(placed(server)) == 9)
+    asks += [Ask(server, f"further prompt {number}") for number in range(5)]
+    await server.until(lambda: sum(placed(server)) == 14)
+    assert placed(server)[1] == 0
+    server.kill(1)  # the next process of it gets nothing either
+    await server.until(lambda: dispatcher_of(server).replicas[1].is_joined)
+    ready = (await server.client.get("/ready")).json()
+    assert [one["is_draining"] for one in ready["replicas"]] == [False, True, False]
+    (await server.admin.post("/drain", json={"replica": 0})).raise_for_status()
+    last = await server.admin.post("/drain", json={"replica": 2})
+    assert (last.status_code, last.json()["error"]["code"]) == (503, "last_replica")
+    unknown = await server.admin.post("/drain", json={"replica": 3})
+    assert unknown.status_code == 400
+    assert "the replicas 0 to 2, but got 3" in unknown.json()["error"]["message"]
+    await server.until(lambda: placed(server)[2] == NUM_ROWS and dispatcher_of(server).num_waiting == 14 - NUM_ROWS)
+    for number in (0, 1):
+        back = await server.admin.post("/drain", json={"replica": number, "is_draining": False})
+        assert back.json()["is_draining"] is False
+    await server.until(lambda: dispatcher_of(server).num_waiting == 0)
+    open_gates(server)
+    for ask in asks:
+        await ask.check()
+    assert server.service.live.incidents.num_lost == 0
+
+
+async def test_a_prefix_that_an_adapter_has_computed_is_found_again(
+    model_folder: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    write_echo_adapter(tmp_path / "one", 1000)
+    adapters = ServedAdapters(folders=[tmp_path])
+    async with aclosing(running(model_folder, tokenizer, adapters=adapters)) as servers:
+        server = await anext(servers)
+        loading = {"lora_name": "one", "lora_path": str(tmp_path / "one")}
+        (await server.admin.post("/v1/load_lora_adapter", json=loading)).raise_for_status()
+        await server.until(lambda: bool(server.service.status.adapter_versions))
+        undo = await drain_favourite(server)
+        num_blocks = dispatcher_of(server).num_cached_blocks
+        text = "a conversation with an adapter: " + "word " * 12
+        first = await server.client.post("/v1/completions", json={"model": "one", "prompt": text, "max_tokens": 10})
+        assert first.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        await server.until(lambda: dispatcher_of(server).num_cached_blocks > num_blocks)
+        await undo()
+        second = await server.client.post("/v1/completions", json={"model": "one", "prompt": text, "max_tokens": 10})
+        assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        other = await server.client.post("/v1/completions", json={"model": "echo", "prompt": text, "max_tokens": 10})
+        assert other.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from serving import MODEL, Server, until
 
@@ -135,3 +137,36 @@ def test_answers_are_those_of_one_engine(tmp_path: Path, expected: list[str]) ->
         assert [text_of(single, prompt) for prompt in PROMPTS] == expected
     finally:
         single.close()
+
+
+@pytest.mark.slow
+def test_each_engine_has_its_events_its_disk_cache_and_its_decision_log(tmp_path: Path) -> None:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    server = Server(
+        tmp_path,
+        *("--replicas", "2", "--threads", "2", "--max-total-tokens", "16384", "--max-running-requests", "2"),
+        *("--kv-events", f"tcp://127.0.0.1:{port}", "--kv-events-topic", "kv@pod@demo"),
+        *("--host-cache-gb", "0.01", "--disk-cache-path", str(tmp_path / "disk"), "--disk-cache-gb", "0.01"),
+        *("--decision-log", str(tmp_path / "decisions.log"), "--max-queue-seconds", "60", "--refuse-late"),
+        *("--log-level", "warning"),
+    )
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    events = [context.socket(zmq.SUB) for _ in range(2)]
+    try:
+        until(lambda: all(one["status"] == "ready" for one in server.ready()["replicas"]))
+        for number, one in enumerate(events):
+            one.setsockopt(zmq.SUBSCRIBE, b"kv@pod@demo")
+            one.setsockopt(zmq.RCVTIMEO, 20_000)
+            one.connect(f"tcp://127.0.0.1:{port + number}")
+            assert one.recv_multipart()[0] == b"kv@pod@demo"  # each sends something every second
+        together([lambda prompt=prompt: text_of(server, prompt) for prompt in PROMPTS])
+    finally:
+        server.close()
+        for one in events:
+            one.close(linger=0)
+        context.term()
+    assert server.process.returncode == 0
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["replica-0", "replica-1"]
+    assert all((tmp_path / f"decisions-{number}.log").stat().st_size > 1000 for number in range(2))

@@ -66,6 +66,7 @@ from pagewood.server.protocols.common.models import OnlyModel
 from pagewood.server.protocols.common.reader import Reader
 from pagewood.server.protocols.common.service import Service
 from pagewood.server.replicas.dispatcher import Dispatcher, Replica
+from pagewood.server.replicas.division import role_of
 from pagewood.server.replicas.fleet_status import FleetStatus
 from pagewood.server.replicas.making import make_router
 from pagewood.server.requests.adapters import ServedAdapters
@@ -81,6 +82,10 @@ ADMIN_KEY = "the-admin-key-of-servers-in-tests"
 MAX_LENGTH = 400
 NUM_PAGES = 100
 NUM_ROWS = 8
+PREFILL: dict[str, Any] = {
+    "role": "prefill", "remote_cache": "shm:unused", "remote_cache_gb": 1.0, "host_cache_gb": 1.0,
+}  # fmt: skip
+"""Configuration of an engine that computes prompts."""
 PROFILE_SPEED = 1000.0
 """Seconds of a profile in one second."""
 
@@ -160,6 +165,8 @@ class MemoryServer:
     With `drafting` the engine speculates, on drafts that the echo model makes up. With `grammars` it compiles grammars.
     `script` returns the answer to the text of a prompt, as the model writes it; without it, answers are hashes.
     `client` sends requests without a key, and `admin` with `ADMIN_KEY`, the key of the run unless `gate` is given.
+    The router reads `router_config`, by default one with `quotas`. The first `num_prefill` replicas compute prompts,
+    but share no store with the others, which compute them again.
     """
 
     def __init__(
@@ -193,8 +200,11 @@ class MemoryServer:
         expert_rows: ExpertRows | None = None,
         adapters: ServedAdapters | None = None,
         num_replicas: int = 1,
+        num_prefill: int = 0,
         quotas: tuple[TenantQuota, ...] = (),
+        router_config: EngineConfig | None = None,
     ) -> None:
+        self._num_prefill = num_prefill
         self._adapters = EchoAdapters()
         self._max_adapters = 0 if adapters is None else 2
         self._quotas = quotas
@@ -220,14 +230,22 @@ class MemoryServer:
         statuses = [status or EngineStatus(), *(EngineStatus() for _ in range(num_replicas - 1))]
         self.dispatcher: Dispatcher | None = None
         if num_replicas > 1:
-            config = EngineConfig(max_running=NUM_ROWS, quotas=quotas)
+            config = router_config or EngineConfig(max_running=NUM_ROWS, quotas=quotas)
             self.dispatcher = Dispatcher(
-                make_router(config, moves=max_retries > 0),
-                [Replica(sender=one) for one in self.replicas],
+                make_router(config, moves=max_retries > 0, min_apart_tokens=8),
+                [
+                    Replica(sender=one, role=role_of(number, num_prefill=num_prefill))
+                    for number, one in enumerate(self.replicas)
+                ],
                 num_places=NUM_ROWS,
                 moves=max_retries > 0,
+                max_queue_s=config.max_queue_s,
             )
-        fleet = None if self.dispatcher is None else FleetStatus(replicas=statuses, router=self.dispatcher)
+        fleet = (
+            None
+            if self.dispatcher is None
+            else FleetStatus(replicas=statuses, router=self.dispatcher, num_prefill=num_prefill)
+        )
         limits = limits or HttpLimits(max_body_bytes=100_000)
         incidents = Incidents()
         self.metrics = Metrics(requests=RequestMetrics(tracer=tracing), compat=COMPAT, incidents=incidents)
@@ -436,6 +454,7 @@ class MemoryServer:
             retained_share=self._retained_share,
             quotas=() if self.dispatcher is not None else self._quotas,
             max_adapters=self._max_adapters,
+            **(PREFILL if number < self._num_prefill else {}),
         )
         info = EngineInfo(
             model_name=self.service.model_name,

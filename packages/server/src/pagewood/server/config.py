@@ -14,7 +14,7 @@ from pagewood.server.http.limits import HttpLimits, default_max_connections, pos
 from pagewood.server.keys.key import ApiKey
 from pagewood.server.metrics.metrics import COMPAT, Compat
 from pagewood.server.observe import logs
-from pagewood.server.replicas.division import check_fleet, num_cores
+from pagewood.server.replicas.division import address_of_each, check_fleet, engine_of_each, num_cores
 
 _HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9._-]+")
 _EVENTS_ADDRESS = re.compile(r"tcp://[^/]+:(\d+|\*)|ipc://.+")
@@ -22,6 +22,7 @@ _OTLP_URL = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#]+/?")
 
+MAX_PORT = 65535
 MIN_WATCHDOG_S = 3.0
 """The engine sends a pulse once per second; a shorter limit would end it while it works."""
 
@@ -53,6 +54,8 @@ class ServeConfig:
     """Admins may load adapters that lie below these; empty: none."""
     replicas: int = 1
     """Engines that serve the model, each with cores and KV memory of its own."""
+    prefill_replicas: int = 0
+    """Those of them that only compute prompts, for the others, which find them in `EngineConfig.remote_cache`."""
     tokenizer_workers: int = 1
     """Tokenizer processes."""
     max_queued: int = 1024
@@ -108,9 +111,9 @@ class ServeConfig:
 
     kv_events: str | None = None
     """Address at which the engine process publishes the changes of its prefix cache, host tier and disk tier, such as
-    `tcp://*:5557`."""
+    `tcp://*:5557`. Replica N has the port plus N, or the path with -N behind it."""
     kv_events_replay: str | None = None
-    """Address at which it repeats batches that a subscriber has lost."""
+    """Address at which it repeats batches that a subscriber has lost; of replica N in the same way."""
     kv_events_form: Literal["map", "array"] = "map"
     """How events are written: vLLM's maps, or arrays for older readers."""
     kv_events_topic: str = ""
@@ -149,14 +152,12 @@ class ServeConfig:
             )
         if self.has_keys and self.insecure_no_keys:
             raise ValueError("insecure_no_keys must be false with API keys")
-        if not 0 <= self.port < 65536:
-            raise ValueError(f"port must be in [0, 65535], got {self.port}")
+        if not 0 <= self.port <= MAX_PORT:
+            raise ValueError(f"port must be in [0, {MAX_PORT}], got {self.port}")
         for name in ("replicas", "tokenizer_workers", "max_body_bytes", "max_connections"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.replicas > 1 and self.kv_events is not None:
-            raise ValueError("kv_events must not be given with replicas: an address has one owner")
-        check_fleet(self.engine, num_replicas=self.replicas, num_cores=num_cores())
+        self._check_replicas()
         for name in ("drain_s", "max_retries"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
@@ -216,6 +217,28 @@ class ServeConfig:
         for name in ("config.json", "tokenizer.json"):
             if not (self.model_folder / name).is_file():
                 raise ValueError(f"model must be a folder with a {name}, got {str(self.model_folder)!r}")
+
+    def _check_replicas(self) -> None:
+        num_prefill = self.prefill_replicas
+        check_fleet(self.engine, num_replicas=self.replicas, num_prefill=num_prefill, num_cores=num_cores())
+        for number in range(self.replicas) if self.replicas > 1 else ():
+            engine_of_each(self.engine, number, num_replicas=self.replicas, num_prefill=num_prefill)
+        addresses = [
+            address_of_each(address, number)
+            for address in (self.kv_events, self.kv_events_replay)
+            for number in range(self.replicas)
+            if address is not None and not address.endswith(":*")
+        ]
+        if len({*addresses}) < len(addresses):
+            raise ValueError(
+                "kv_events and kv_events_replay must leave each replica addresses of its own, with its number added to "
+                f"the port, got {self.kv_events!r} and {self.kv_events_replay!r}"
+            )
+        if any(one.startswith("tcp://") and int(one.rpartition(":")[2]) > MAX_PORT for one in addresses):
+            raise ValueError(
+                f"kv_events and kv_events_replay must have ports of at most {MAX_PORT} for all replicas, "
+                f"got {self.kv_events!r} and {self.kv_events_replay!r}"
+            )
 
     @property
     def has_keys(self) -> bool:

@@ -542,6 +542,10 @@ class Engine:
             adapters=self._adapter_use(),
         )
 
+    def adapter_versions(self) -> dict[str, str]:
+        """Return the versions of the loaded adapters by name, which the keys of the cache have."""
+        return {} if self._kv.adapters is None else self._kv.adapters.versions
+
     def _adapter_use(self) -> AdapterUse | None:
         if self._kv.adapters is None:
             return None

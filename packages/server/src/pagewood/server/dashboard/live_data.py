@@ -15,7 +15,8 @@ from pagewood.engine.observe.view import EngineView
 from pagewood.server.dashboard.processes import Processes, ProcessLoad
 from pagewood.server.dashboard.rates import Rates, RateWindow
 from pagewood.server.messages import wire
-from pagewood.server.replicas.fleet_status import ServerStatus
+from pagewood.server.replicas.division import role_of
+from pagewood.server.replicas.fleet_status import FleetStatus, ServerStatus
 from pagewood.server.requests.live import LiveRequests
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,18 @@ LEASE_S = 3.0
 """How long the engine sends snapshots after the last `Watch`."""
 RENEW_S = 1.0
 """How often `Watch` is sent; also how often something is sent if the engine sends nothing."""
+
+
+class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several engines."""
+
+    replica: int
+    role: str
+    status: str
+    num_running: int
+    num_waiting: int
+    num_pages: int
+    num_free_pages: int
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +63,9 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     shows_text: bool
     """Whether branches of the prefix cache have a text."""
     engine: EngineView | None
-    """None: the engine has sent nothing since the previous message."""
+    """None: the engine has sent nothing since the previous message. With several, it is the first one that works."""
+    replicas: tuple[ReplicaLoad, ...] = ()
+    """Empty: there is one engine."""
 
 
 class Watchers:
@@ -185,8 +200,26 @@ class Watchers:
                 processes=processes,
                 shows_text=self._shows_text,
                 engine=view,
+                replicas=_replicas(status),
             )
         )
+
+
+def _replicas(status: ServerStatus) -> tuple[ReplicaLoad, ...]:
+    if not isinstance(status, FleetStatus):
+        return ()
+    return tuple(
+        ReplicaLoad(
+            replica=number,
+            role=role_of(number, num_prefill=status.num_prefill).value,
+            status=one.state.value,
+            num_running=one.counters.get("num_running", 0),
+            num_waiting=one.counters.get("num_waiting", 0),
+            num_pages=one.counters.get("num_pages", 0),
+            num_free_pages=one.counters.get("num_free_pages", 0),
+        )
+        for number, one in enumerate(status.replicas)
+    )
 
 
 def _shown_name(names: frozenset[str]) -> str:

@@ -33,10 +33,14 @@ class ReadyReplica(msgspec.Struct, frozen=True, kw_only=True):
     """One of several engines."""
 
     replica: int
+    role: str
+    """both, or what it does of them: prefill, decode."""
     status: str
     detail: str
     requests: int
-    """Requests that the router has sent there, and that have not ended."""
+    """Requests that the router has sent there, and that have not ended; on one that computes prompts, those prompts."""
+    is_draining: bool
+    """Whether it gets no further requests."""
     restarts: int
     engine: dict[str, int]
 
@@ -164,9 +168,11 @@ def _ready_replicas(status: ServerStatus, dispatcher: Dispatcher) -> list[ReadyR
     return [
         ReadyReplica(
             replica=number,
+            role=dispatcher.replicas[number].role.value,
             status=one.state.value,
             detail=one.detail,
             requests=dispatcher.num_requests(number),
+            is_draining=dispatcher.replicas[number].is_draining,
             restarts=one.incarnation,
             engine=one.counters,
         )

@@ -170,6 +170,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
 
     begun: tuple[Begun, ...] = ()
     """What each of its requests has had already, in their order; empty: nothing."""
+    adapter_version: str | None = None
+    """Of its adapter, by which a router knows where its prefix is cached; None: unknown."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -277,10 +279,11 @@ class Routed(msgspec.Struct, frozen=True, kw_only=True, tag="routed"):
     priority: int
     tenant: str
     block_hashes: bytes
-    """Names of the whole pages of its tokens, `HASH_BYTES` each."""
+    """Hashes by which the events of caches name the whole pages of its tokens, `HASH_BYTES` each, most significant
+    first; empty: unknown."""
 
 
-HASH_BYTES = 32
+HASH_BYTES = 8
 
 ToTokenizer = NewRequest | Abort | SetPriority | PauseRequest | ResumeRequest | Watch | Route
 
@@ -350,6 +353,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of the engine, without folders."""
     adapter: str | None = None
     """The adapter that a client named with it; None: the model alone."""
+    adapter_version: str | None = None
+    """Of this adapter; None: unknown."""
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
@@ -379,6 +384,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
     """None: the engine does not speculate."""
     measurement: Measurement | None = None
     """None: the engine does not measure."""
+    adapter_versions: dict[str, str] = {}
+    """Versions of the loaded adapters, by name."""
     step_s: float = 0.0
     """How long the engine's thread has computed without looking for commands, seconds: the length of a long step."""
     is_in_device: bool = False

@@ -21,7 +21,7 @@ from pagewood.server.processes.succession import Lose, Succession, engine_socket
 from pagewood.server.processes.supervisor import Stage, Supervisor
 from pagewood.server.processes.watchdog import Watchdog, trouble_of
 from pagewood.server.replicas.dispatcher import Dispatcher, Replica
-from pagewood.server.replicas.division import cores_of_each, engine_of_each
+from pagewood.server.replicas.division import address_of_each, cores_of_each, engine_of_each, role_of
 from pagewood.server.replicas.fleet_status import FleetStatus, ServerStatus
 from pagewood.server.replicas.making import make_router
 from pagewood.server.requests.adapters import ServedAdapters
@@ -103,16 +103,22 @@ class EngineGroup:
             ]
             self.dispatcher = Dispatcher(
                 make_router(config.engine, moves=config.max_retries > 0),
-                [Replica(sender=sender) for sender in self._engine_senders],
+                [
+                    Replica(sender=sender, role=role_of(number, num_prefill=config.prefill_replicas))
+                    for number, sender in enumerate(self._engine_senders)
+                ],
                 num_places=config.engine.num_rows,
                 low_priority_first=config.engine.low_priority_first,
                 moves=config.max_retries > 0,
+                max_queue_s=config.engine.max_queue_s,
             )
-            self.status = FleetStatus(replicas=self._statuses, router=self.dispatcher)
+            self.status = FleetStatus(
+                replicas=self._statuses, router=self.dispatcher, num_prefill=config.prefill_replicas
+            )
         self._senders = [ZmqSender(context, address(folder, stage.name)) for stage in self._tokenizers]
         self.live = LiveRequests(
             self._senders,
-            limit=config.replicas * config.engine.num_rows + config.max_queued,
+            limit=(config.replicas - config.prefill_replicas) * config.engine.num_rows + config.max_queued,
             max_retries=config.max_retries,
             seed=config.engine.seed,
             max_first_answer_s=config.max_ttft_s,
@@ -287,6 +293,11 @@ class EngineGroup:
             send_to = engine_socket(ENGINE.name, self.status.incarnation)
         engine = config.engine if not incarnation else replace(config.engine, adapters=self._adapters.loaded())
         is_flushing = number is not None and config.engine.disk_cache_path is not None
+        events, replay = config.kv_events, config.kv_events_replay
+        if is_routed and number is not None:
+            engine = engine_of_each(engine, number, num_replicas=len(engines), num_prefill=config.prefill_replicas)
+            events = None if events is None else address_of_each(events, number)
+            replay = None if replay is None else address_of_each(replay, number)
         return Settings(
             folder=str(self._folder),
             stage=stage.name,
@@ -302,10 +313,10 @@ class EngineGroup:
             replica=number or 0,
             is_routed=is_routed,
             cores=cores_of_each(len(engines))[number] if is_routed and number is not None else (),
-            engine=engine_of_each(engine, num_replicas=len(engines)) if is_routed else engine,
+            engine=engine,
             paused=self.status.paused,
-            kv_events=config.kv_events,
-            kv_events_replay=config.kv_events_replay,
+            kv_events=events,
+            kv_events_replay=replay,
             kv_events_form=config.kv_events_form,
             kv_events_topic=config.kv_events_topic,
         )

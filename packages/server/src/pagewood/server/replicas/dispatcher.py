@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -29,11 +30,13 @@ from pagewood.engine.api import (
     UnloadAdapter,
 )
 from pagewood.schedpolicy.routing.placement import Placement, Ticket
+from pagewood.schedpolicy.routing.replicas import Role
 from pagewood.schedpolicy.routing.router import Router
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.messages import wire
 from pagewood.server.messages.links import Sender
-from pagewood.server.replicas.placed_request import PlacedRequest, names_of
+from pagewood.server.replicas.placed_request import PlacedRequest, hashes_of
+from pagewood.server.replicas.prompts_apart import PromptsApart, has_computed
 
 _FIXED_PRIORITY = 1 << 62
 """Priority in the router of a request that cannot be sent again, so that no other one displaces it."""
@@ -71,6 +74,9 @@ class Replica:
     """One engine, as the dispatcher sees it."""
 
     sender: Sender
+    role: Role = Role.BOTH
+    is_draining: bool = False  # written by: Dispatcher
+    """Whether it gets no further requests, also from the next process."""
     incarnation: int | None = 0  # written by: Dispatcher
     """The process that counts; None: none does, because one is ended on purpose."""
     is_joined: bool = False  # written by: Dispatcher
@@ -101,8 +107,12 @@ class Dispatcher:
     moves by the mechanism by which it survives: its replica forgets it, and it comes again from a tokenizer under a new
     id, with the tokens that it has had. So an answer of an earlier stay has an id that no request has.
 
-    Invariants: a request is on one replica at most. A place is free again when the engine has confirmed the end of
-    its request, or was told to forget it.
+    If the router names a replica that only computes prompts, that one gets the prompt first, under an id of its own.
+    Its answer says that the pages are in the store that the replicas share, and then the replica that decodes gets the
+    request. If it is lost or refuses, the other one gets the request at once, and computes what the store lacks.
+
+    Invariants: a request is on one replica at most, and there only if no other one computes its prompt. A place is free
+    again when the engine has confirmed the end of its request, or was told to forget it.
 
     Args:
         router: without replicas; it never ends a request because of deaths, which `LiveRequests` does.
@@ -110,12 +120,15 @@ class Dispatcher:
         num_places: requests that an engine runs at once.
         low_priority_first: whether lower priorities are the more important ones.
         moves: whether requests can be sent again at all.
+        max_queue_s: a request that waits longer for its first place is refused; None: it waits. On its replica the
+            same limit holds for the wait for its first step.
         clock: seconds.
     """
 
     __slots__ = (
-        "_arrivals", "_asked", "_by_arrival", "_clock", "_entries", "_live", "_low_first", "_max_length", "_moves",
-        "_moving", "_num_arrivals", "_num_places", "_passing", "_pause", "_router", "replicas",
+        "_arrivals", "_asked", "_by_arrival", "_clock", "_entries", "_live", "_low_first", "_max_length",
+        "_max_queue_s", "_moves", "_moving", "_num_arrivals", "_num_places", "_passing", "_pause", "_prompts",
+        "_router", "replicas",
     )  # fmt: skip
 
     def __init__(
@@ -126,9 +139,11 @@ class Dispatcher:
         num_places: int,
         low_priority_first: bool = False,
         moves: bool = True,
+        max_queue_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._router = router
+        self._max_queue_s = max_queue_s
         self.replicas = replicas
         self._num_places = num_places
         self._low_first = low_priority_first
@@ -143,6 +158,7 @@ class Dispatcher:
         """Arrival number and time of requests that come again, by their new id."""
         self._moving: PlacedRequest | None = None  # written by: _displace
         """The request that waits in the router while it gets a new id."""
+        self._prompts = PromptsApart(lambda number, frame: self.replicas[number].sender.send(frame))
         self._passing: dict[str, int] = {}  # written by: Dispatcher
         """Replica by id of what passes an engine without being computed."""
         self._asked: dict[str, _Asked] = {}  # written by: Dispatcher
@@ -208,19 +224,22 @@ class Dispatcher:
         found: list[wire.Answer] | None = None
         has_place = False
         for index, answer in enumerate(answers.answers):
+            shown: wire.Answer | None = answer
             entry = self._entries.get(answer.request_id)
             if entry is not None and entry.ticket is not None:
                 has_place |= self._note(entry, entry.ticket, answer)
+            elif answer.request_id in self._prompts:
+                shown = None
+                if answer.ended:
+                    self._prompt_ended(answer)
             elif answer.ended:
                 self._passing.pop(answer.request_id, None)
-            asked = self._asked.get(answer.request_id) if answer.ended else None
-            if asked is not None and found is None:
+                asked = self._asked.get(answer.request_id)
+                shown = answer if asked is None else self._joined_answer(asked, answer, answers.replica)
+            if shown is not answer and found is None:
                 found = list(answers.answers[:index])
-            if asked is not None and found is not None:
-                joint = self._joined_answer(asked, answer, answers.replica)
-                found += [] if joint is None else [joint]
-            elif found is not None:
-                found.append(answer)
+            if shown is not None and found is not None:
+                found.append(shown)
         if has_place:
             self._dispatch()
         return answers if found is None else wire.Answers(tuple(found), answers.replica)
@@ -232,7 +251,8 @@ class Dispatcher:
             return
         if not replica.is_joined:
             replica.is_joined, replica.relay = True, pulse.relay
-            self._router.join(number, num_places=self._num_places, position=None)
+            self._router.join(number, num_places=self._num_places, role=replica.role, position=None)
+            self._router.drain(number, drains=replica.is_draining)
             self._max_length = pulse.model.max_length
             self._forget_cache(number)
             if self._pause is not None:
@@ -267,12 +287,23 @@ class Dispatcher:
         """
         replica = self.replicas[number]
         replica.incarnation = next_incarnation
-        lost = [one for one in self._entries.values() if one.ticket is not None and one.ticket.replica == number]
+        placed = [one for one in self._entries.values() if one.ticket is not None and one.ticket.replica == number]
+        lost = [one for one in placed if one.is_sent]
         passing = [request_id for request_id, at in self._passing.items() if at == number]
         asked = [request_id for request_id, one in self._asked.items() if number in one.open]
+        unaided: list[PlacedRequest] = []
         if replica.is_joined:
             replica.is_joined = False
-            self._router.leave(number, self._clock(), has_died=False)
+            departure = self._router.leave(number, self._clock(), has_died=False)
+            unaided += [placement.request for placement in departure.unaided]
+        self._prompts.lost(number)
+        for entry in unaided:
+            entry.helped = None
+            self._start(entry)
+        for entry in placed:
+            if not entry.is_sent:  # it waits in the router again
+                self._prompts.withdraw(entry)
+                entry.ticket = None
         for entry in lost:
             entry.ticket = None
             self._router.cancel(entry.arrival, self._clock())  # it comes again with its arrival number
@@ -290,6 +321,35 @@ class Dispatcher:
                 self._confirm(request_id)
         self._dispatch()
 
+    def drain(self, number: int, *, is_draining: bool) -> None:
+        """Move the requests of a replica to others and send it no more, also after its death; or send it some again.
+
+        Requests that cannot be sent again end there.
+
+        Raises:
+            ApiError: no other replica would answer requests.
+        """
+        replica = self.replicas[number]
+        others = [one for one in self.replicas if one is not replica and one.is_joined and not one.is_draining]
+        is_needed = replica.role is not Role.PREFILL and all(one.role is Role.PREFILL for one in others)
+        if is_draining and is_needed:
+            raise unavailable("No other replica answers requests at the moment.", code="last_replica")
+        replica.is_draining = is_draining
+        if not replica.is_joined:
+            return
+        self._router.drain(number, drains=is_draining)
+        if is_draining:
+            placed = [one for one in self._entries.values() if one.ticket is not None and one.ticket.replica == number]
+            for entry in placed:
+                if entry.ticket is not None and not entry.is_sent:
+                    self._prompts.withdraw(entry)
+                    self._router.move(entry.ticket, self._clock())
+                    entry.ticket = None
+            live = self._moves_of
+            moved = [one.request_id for one in placed if one.is_sent and live.may_move(one.request_id)]
+            live.move(moved, unavailable("The replica is draining.", code="draining"), is_planned=True)
+        self._dispatch()
+
     def relay_lost(self) -> None:
         """The detokenizer has died, and `LiveRequests` has renamed all requests: no answer to earlier ids counts."""
         for entry in tuple(self._entries.values()):
@@ -297,6 +357,7 @@ class Dispatcher:
             self._forget(entry)
         self._passing.clear()
         self._asked.clear()
+        self._prompts.clear()
 
     def renamed(self, request_id: str, *, new_id: str) -> None:
         """A request will come again under another id. It keeps its arrival number, and so its turn."""
@@ -311,6 +372,7 @@ class Dispatcher:
             self._entries[new_id] = entry
             return
         self._stop(entry)
+        self._lift_limit(entry)
         self._by_arrival.pop(entry.arrival, None)
         self._arrivals[new_id] = (entry.arrival, entry.arrived_s)
 
@@ -327,9 +389,9 @@ class Dispatcher:
         entry = self._entries.get(message.request_id)
         priority = self._priority(message.request_id, message.priority)
         if entry is not None:  # displaced, and here again
-            entry.frame, entry.block_hashes = message.submit, names_of(message.block_hashes)
+            entry.frame, entry.block_hashes = message.submit, hashes_of(message.block_hashes)
             if entry.ticket is not None:
-                self._send(entry)
+                self._start(entry)
             elif priority != entry.priority:
                 self._route_anew(entry, priority)
             return
@@ -345,18 +407,32 @@ class Dispatcher:
             num_prompt=message.num_prompt,
             num_generated=message.num_output,
             max_new_tokens=max(0, self._max_length - message.num_prompt) if most is None else most,
-            block_hashes=names_of(message.block_hashes),
+            block_hashes=hashes_of(message.block_hashes),
             frame=message.submit,
         )
         verdict = self._router.can_ever_run(entry)
         if not verdict.fits:
-            self._refuse(
-                message.request_id,
-                f"the request exceeds the quota of its tenant even if it runs alone: {verdict.reason}",
-            )
+            text = f"the request exceeds the quota of its tenant even if it runs alone: {verdict.reason}"
+            self._refuse(message.request_id, text, code="quota_exceeded")
             return
         self._entries[message.request_id] = self._by_arrival[arrival] = entry
         self._send_all(self._router.route(entry, self._clock()))
+        if self._max_queue_s is not None and entry.ticket is None and not message.num_output:
+            left_s = arrived_s + self._max_queue_s - self._clock()
+            entry.limit = asyncio.get_running_loop().call_later(max(0.0, left_s), self._expire, entry)
+
+    def _expire(self, entry: PlacedRequest) -> None:
+        """Refuse a request that has waited too long for its first place, unless it was to begin paused."""
+        assert entry.frame is not None, "it has not been on a replica"
+        submit = wire.engine_commands.decode(entry.frame)
+        assert isinstance(submit, Submit)
+        if submit.is_paused or entry.hold is not None:
+            return
+        self._stop(entry)
+        self._forget(entry)
+        text = f"no replica had room for the request within {self._max_queue_s:g} s"
+        self._refuse(entry.request_id, text, code="queue_timeout")
+        self._dispatch()
 
     def _abort(self, message: Abort) -> None:
         entry = self._entries.get(message.request_id)
@@ -366,7 +442,7 @@ class Dispatcher:
             for number in self._asked[message.request_id].open if message.request_id in self._asked else ():
                 self._send_to(number, message)
             self._dispatch()  # if it was renamed, a place is free since then
-        elif entry.ticket is not None and entry.frame is not None:
+        elif entry.ticket is not None and entry.is_sent:
             self._send_to(_number(entry.ticket), message)
         else:
             self._stop(entry)
@@ -378,20 +454,23 @@ class Dispatcher:
         entry = self._entries.get(message.request_id)
         if entry is None:
             return
-        if entry.ticket is not None:
+        if entry.ticket is not None and entry.is_sent:
             self._send_to(_number(entry.ticket), message)
             return
         if entry.frame is not None:
             submit = wire.engine_commands.decode(entry.frame)
             assert isinstance(submit, Submit)
             entry.frame = wire.encode(msgspec.structs.replace(submit, priority=message.priority))
-        self._route_anew(entry, self._priority(message.request_id, message.priority))
+        if entry.helped is not None:
+            self._send_to(entry.helped.replica, msgspec.structs.replace(message, request_id=entry.helped.request_id))
+        if entry.ticket is None:
+            self._route_anew(entry, self._priority(message.request_id, message.priority))
 
     def _hold(self, message: PauseRequest | ResumeRequest) -> None:
         entry = self._entries.get(message.request_id)
         if entry is None:
             return
-        if entry.ticket is not None and entry.frame is not None:
+        if entry.ticket is not None and entry.is_sent:
             self._send_to(_number(entry.ticket), message)
         else:
             entry.hold = message
@@ -408,8 +487,8 @@ class Dispatcher:
         self._passing[message.request_id] = number
         self._send_to(number, message)
 
-    def _refuse(self, request_id: str, text: str) -> None:
-        self._pass_on(Refuse(request_id=request_id, refusal=Refusal(message=text, code="quota_exceeded")))
+    def _refuse(self, request_id: str, text: str, *, code: str) -> None:
+        self._pass_on(Refuse(request_id=request_id, refusal=Refusal(message=text, code=code)))
 
     def _ask_all(self, message: _ForAll) -> None:
         match message:
@@ -467,8 +546,33 @@ class Dispatcher:
                 self._displace(placement.displaced)
             entry = placement.request
             entry.ticket, entry.is_computed = placement.ticket, False
-            if entry.frame is not None:
-                self._send(entry)
+            self._lift_limit(entry)
+            if placement.prefill is not None:
+                assert isinstance(placement.prefill, int)
+                self._prompts.name(entry, placement.prefill)
+            self._start(entry)
+
+    def _start(self, entry: PlacedRequest) -> None:
+        """Send a request to its replica, or its prompt to the one that computes it, unless it is still on its way."""
+        if entry.frame is None:
+            return
+        if entry.helped is not None:
+            if self._prompts.begin(entry):
+                return
+            assert entry.ticket is not None
+            self._router.unaid(entry.ticket, self._clock())
+        self._send(entry)
+
+    def _prompt_ended(self, answer: wire.Answer) -> None:
+        """Send a request to its replica: its prompt is in the shared store, or it will not be."""
+        entry = self._prompts.ended(answer.request_id)
+        if entry is None or entry.ticket is None:
+            return
+        if has_computed(answer):
+            self._router.computed(entry.ticket, self._clock())
+        else:
+            self._router.unaid(entry.ticket, self._clock())
+        self._send(entry)
 
     def _send(self, entry: PlacedRequest) -> None:
         assert entry.ticket is not None
@@ -482,6 +586,10 @@ class Dispatcher:
     def _displace(self, ticket: Ticket) -> None:
         """Stop a request on its replica; it comes again, and waits in the router meanwhile."""
         entry = self._by_arrival[ticket.arrival]
+        if not entry.is_sent:
+            self._prompts.withdraw(entry)
+            entry.ticket = None
+            return
         live, old_id = self._moves_of, entry.request_id
         self._send_to(_number(ticket), Abort(request_id=old_id))
         entry.ticket = entry.frame = None
@@ -505,12 +613,19 @@ class Dispatcher:
 
     def _stop(self, entry: PlacedRequest) -> None:
         """Let a replica and the router forget a request; the caller calls `_dispatch` when it can."""
-        if entry.ticket is not None and entry.frame is not None:
+        if entry.ticket is not None and entry.is_sent:
             self._send_to(_number(entry.ticket), Abort(request_id=entry.request_id))
+        self._prompts.withdraw(entry)
         entry.ticket = None
         self._router.cancel(entry.arrival, self._clock())
 
+    def _lift_limit(self, entry: PlacedRequest) -> None:
+        if entry.limit is not None:
+            entry.limit.cancel()
+            entry.limit = None
+
     def _forget(self, entry: PlacedRequest) -> None:
+        self._lift_limit(entry)
         self._entries.pop(entry.request_id, None)
         self._by_arrival.pop(entry.arrival, None)
 

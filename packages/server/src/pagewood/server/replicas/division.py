@@ -1,21 +1,14 @@
-"""What each of several engines gets: cores and threads; and which configurations several engines can have."""
+"""What each of several engines gets: cores, threads, files and addresses; and which configurations they can have."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.runner.ranks.cores import divided_cores
-
-_UNSHARED = {
-    "disk_cache_path": "a disk cache has one owner",
-    "decision_log": "a decision log has one owner",
-    "max_queue_s": "requests wait in the router, which has no such limit",
-    "max_adapters": "a prefix that an adapter has computed is not known to the router",
-    "schedule_weights": "shares of tenants are kept by the router, where they are equal",
-}
-"""Fields of `EngineConfig` that must be unset with several replicas, and why."""
+from pagewood.schedpolicy.routing.replicas import Role
 
 
 def num_cores() -> int:
@@ -23,25 +16,30 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def check_fleet(config: EngineConfig, *, num_replicas: int, num_cores: int) -> None:
+def check_fleet(config: EngineConfig, *, num_replicas: int, num_prefill: int = 0, num_cores: int) -> None:
     """Check that several engines can have a configuration.
+
+    Args:
+        config: of the server.
+        num_replicas: engines, >= 1.
+        num_prefill: those of them that only compute prompts.
+        num_cores: processors.
 
     Raises:
         ValueError: a field stands against it.
     """
+    if not 0 <= num_prefill < num_replicas:
+        raise ValueError(f"prefill_replicas must be >= 0 and less than replicas ({num_replicas}), got {num_prefill}")
     if num_replicas == 1:
         return
-    for name, why in _UNSHARED.items():
-        if getattr(config, name):
-            raise ValueError(f"{name} must not be given with replicas, got {getattr(config, name)!r}: {why}")
-    if config.refuse_late:
-        raise ValueError("refuse_late must be false with replicas: an engine does not know how long the router waits")
+    if num_prefill and config.remote_cache is None:
+        raise ValueError(f"prefill_replicas must be 0 without remote_cache, where replicas share KV, got {num_prefill}")
     if config.device == "cuda":
         raise ValueError("device must be cpu with replicas, got cuda: devices are not divided among replicas")
     if config.nnodes > 1:
         raise ValueError(f"nnodes must be 1 with replicas, got {config.nnodes}: engines are on one host")
     if config.role != "both":
-        raise ValueError(f"role must be both with replicas, got {config.role!r}: all would have the same role")
+        raise ValueError(f"role must be both with replicas, got {config.role!r}: see prefill_replicas")
     num_threads = config.num_threads or num_cores
     if num_threads < num_replicas * config.num_ranks:
         ranks = f" for each of its {config.num_ranks} ranks" if config.num_ranks > 1 else ""
@@ -50,10 +48,36 @@ def check_fleet(config: EngineConfig, *, num_replicas: int, num_cores: int) -> N
         )
 
 
-def engine_of_each(config: EngineConfig, *, num_replicas: int) -> EngineConfig:
-    """Return the configuration of one of several engines. The router counts quotas, once for all."""
-    num_threads = None if config.num_threads is None else config.num_threads // num_replicas
-    return replace(config, num_threads=num_threads, quotas=())
+def role_of(number: int, *, num_prefill: int) -> Role:
+    """Return the role of a replica: the first `num_prefill` ones compute the prompts of the others."""
+    return Role.BOTH if not num_prefill else Role.PREFILL if number < num_prefill else Role.DECODE
+
+
+def engine_of_each(config: EngineConfig, number: int, *, num_replicas: int, num_prefill: int = 0) -> EngineConfig:
+    """Return the configuration of one of several engines, given its number. The router counts quotas, once for all.
+
+    Each has a folder for its disk cache and a file for its decision log, and the whole size for both.
+
+    Raises:
+        ValueError: a field stands against its role.
+    """
+    disk, log = config.disk_cache_path, config.decision_log
+    return replace(
+        config,
+        num_threads=None if config.num_threads is None else config.num_threads // num_replicas,
+        quotas=(),
+        role=role_of(number, num_prefill=num_prefill).value,
+        disk_cache_path=None if disk is None else str(Path(disk) / f"replica-{number}"),
+        decision_log=None if log is None else str(Path(log).with_stem(f"{Path(log).stem}-{number}")),
+    )
+
+
+def address_of_each(address: str, number: int) -> str:
+    """Return the address of a replica: the port plus its number, or the path with the number behind it."""
+    start, _, port = address.rpartition(":")
+    if address.startswith("tcp://"):
+        return address if port == "*" else f"{start}:{int(port) + number}"
+    return f"{address}-{number}"
 
 
 def cores_of_each(num_replicas: int) -> list[tuple[int, ...]]:

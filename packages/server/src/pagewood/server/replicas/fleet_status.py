@@ -43,7 +43,7 @@ class RouterQueue(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class FleetStatus:
-    """Several engines as one: it is ready if one is, and its numbers are sums.
+    """Several engines as one: it is ready if one that answers requests is, and its numbers are sums.
 
     Invariant: sums of what only grows never fall, although an engine counts from 0 after its death.
     """
@@ -52,6 +52,8 @@ class FleetStatus:
     """By number."""
     router: RouterQueue
     """Its requests wait, as those in the queue of an engine do."""
+    num_prefill: int = 0
+    """The first ones of `replicas`, which compute prompts for the others, and answer no request."""
     clock: Callable[[], float] = time.monotonic
     paused: Literal["no", "in_place", "retract"] = "no"  # written by: native.endpoints
     """Whether `/pause` has paused the engines, and how."""
@@ -90,6 +92,11 @@ class FleetStatus:
     def model(self) -> wire.Model | None:
         """The model, which all have; the memory is that of one of them."""
         return next((one.model for one in self.replicas if one.model is not None), None)
+
+    @property
+    def adapter_versions(self) -> dict[str, str]:
+        """Versions of the loaded adapters, by name; while they differ, that of one engine."""
+        return {name: version for one in self.replicas for name, version in one.adapter_versions.items()}
 
     @property
     def counters(self) -> dict[str, int]:
@@ -138,8 +145,8 @@ class FleetStatus:
 
     @property
     def state(self) -> EngineState:
-        """READY if one engine is; otherwise the state that is nearest to it."""
-        states = {one.state for one in self.replicas}
+        """READY if an engine that answers requests is; otherwise the state of one that is nearest to it."""
+        states = {one.state for one in self.replicas[self.num_prefill :]}
         order = (EngineState.READY, EngineState.STALLED, EngineState.STARTING, EngineState.DOWN)
         return next(state for state in order if state in states)
 
@@ -154,7 +161,7 @@ class FleetStatus:
                 if one.state is not EngineState.READY
             ]
             return "; ".join(["serving", *others])
-        return next(one.detail for one in self.replicas if one.state is state)
+        return next(one.detail for one in self.replicas[self.num_prefill :] if one.state is state)
 
     @property
     def seconds_since_pulse(self) -> float | None:

@@ -53,6 +53,8 @@ class EngineStatus:
     """Counts of speculation; None: the engine does not speculate, or has sent no pulse."""
     measurement: Measurement | None = None  # written by: take, lost
     """None: the engine does not measure, or has sent no pulse."""
+    adapter_versions: dict[str, str] = field(default_factory=dict[str, str])
+    """Versions of the loaded adapters, by name."""  # written by: take
     loading: wire.Loading | None = None  # written by: take, lost
     pulse_s: float | None = None  # written by: take, lost, relay_lost, start_again
     """When the last pulse of this incarnation came; None before the first."""
@@ -86,6 +88,7 @@ class EngineStatus:
                 self.free_pages_by_rank = message.free_pages_by_rank
                 self.speculation = message.speculation
                 self.measurement = message.measurement
+                self.adapter_versions = message.adapter_versions
                 self.pulse_s = self.clock()
                 self.first_pulse_s = self.first_pulse_s or self.pulse_s
                 self.step_s = message.step_s

@@ -34,6 +34,8 @@ from pagewood.engine.model_folder.vector_recipe import cut, with_end
 from pagewood.engine.text import ChatTemplateError, Tokenizer
 from pagewood.engine.text.reasoning import TAIL_LENGTH
 from pagewood.radixcache.events.hashing import block_hashes
+from pagewood.radixcache.events.router import router_hash
+from pagewood.radixcache.namespaces import CacheKey
 from pagewood.server.messages import wire
 from pagewood.server.messages.links import Receiver, Sender
 from pagewood.server.messages.token_ids import num_ids
@@ -223,7 +225,7 @@ class TokenizerStage:
             results: Sequence[_Command] = [_cancelled(request_id) for request_id in request_ids]
         else:
             results = commands(self._tokenizer, pending.message)
-        names = [self._names(result) for result in results]
+        names = [self._names(result, pending.message) for result in results]
         with self._lock:
             for request_id in request_ids:
                 del self._pending[request_id]
@@ -238,12 +240,17 @@ class TokenizerStage:
             del results
             _give_memory_back()
 
-    def _names(self, command: _Command) -> bytes | None:
-        """Return the names of the whole pages of a request, by which the router knows where they are cached."""
+    def _names(self, command: _Command, message: wire.WithPrompt) -> bytes | None:
+        """Return the hashes of the whole pages of a request, by which the router knows where they are cached."""
         if self._block_size is None or not isinstance(command, Submit):
             return None
+        version = message.adapter_version if isinstance(message, wire.Generate) else None
+        if command.adapter is not None and version is None:
+            return b""
+        key = CacheKey.of(command.namespace, adapter=command.adapter, adapter_version=version)
         tokens = np.frombuffer(command.tokens + command.output, dtype="<i4")
-        return b"".join(block_hashes(tokens, self._block_size, command.namespace))
+        names = block_hashes(tokens, self._block_size, key)
+        return b"".join(router_hash(name).to_bytes(wire.HASH_BYTES, "big") for name in names)
 
     def _send(self, *commands: _Command | wire.Routed) -> None:
         for command in commands:

@@ -110,6 +110,11 @@ class AdapterPool:
         """Whether a folder is being read."""
         return bool(self._loading)
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of the loaded adapters, by name."""
+        return {name: adapter.version for name, adapter in self._by_name.items()}
+
     def current(self, name: str) -> Adapter | None:
         """Return the adapter that a new request gets under a name; None: the name is unknown."""
         return self._by_name.get(name)

@@ -32,8 +32,19 @@ def add_work_options(page: Page) -> None:
         more="Each has its share of the cores, and KV memory of its own; --max-running-requests is the limit of "
         "each. A router sends a request to the engine that will decode it first, by its load and by the prefix that "
         "it has cached, and keeps priorities, shares and quotas of tenants over all. If an engine dies, its requests "
-        "go on in the others. CPU only; not with --max-queue-seconds, --refuse-late, --kv-events, a disk cache, or a "
-        "decision log.",
+        "go on in the others. --max-queue-seconds limits the wait for an engine, and there for the first step; "
+        "--refuse-late is decided when an engine gets the request. Engine N has the folder replica-N of the disk "
+        "cache, a decision log with -N in its name, and for --kv-events the port plus N. CPU only.",
+    )
+    work.add(
+        "--prefill-replicas",
+        type=int,
+        default=0,
+        metavar="N",
+        help="those of them that only compute prompts; needs --remote-cache (default: %(default)s)",
+        more="The others decode. The router sends a prompt of which more than some pages are not cached first to such "
+        "an engine, which puts its KV into the shared cache, and then to one that decodes. If one is lost, the others "
+        "compute what is missing.",
     )
     work.add(
         "--max-queued-requests",

@@ -128,7 +128,9 @@ class Service:
         model = self.status.model
         if model is None or self.status.state is not EngineState.READY:
             raise unavailable(f"The engine is not ready: {self.status.detail}.", code="not_ready")
-        return model if adapter is None else replace(model, adapter=adapter)
+        if adapter is None:
+            return model
+        return replace(model, adapter=adapter, adapter_version=self.status.adapter_versions.get(adapter))
 
     def adapter_of(self, name: str) -> str | None:
         """Return the adapter that a client names: alone, or behind the model and a colon; None: it names the model.
@@ -183,6 +185,7 @@ class Service:
                     echo=generation.echo,
                     max_length=model.max_length,
                     fills_window=generation.fills_window,
+                    adapter_version=model.adapter_version,
                 )
                 for prompt in generation.prompts
             ],
