@@ -2,6 +2,7 @@
 
 python benchmarks/recovery.py                    # each process is killed 5 times; about two minutes on two cores
 python benchmarks/recovery.py --rounds 1 --json recovery.json
+python benchmarks/recovery.py --replicas 2       # the same with two engines: its streams go on in the other one
 python benchmarks/recovery.py --heavy 10         # instead: short requests while a prompt of 10 MB is being tokenized
 
 A real `pagewood serve` with the embedded model, all of whose rows stream, and as many short requests that wait. Then a
@@ -46,11 +47,14 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="deaths of each process")
+    parser.add_argument("--replicas", type=int, default=1, help="engines, 1, 2, 4 or 8 (default: %(default)s)")
     parser.add_argument("--heavy", type=float, metavar="MB", help="measure beside a prompt of this length")
     parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
+    if options.replicas not in (1, 2, 4, 8):
+        parser.error(f"--replicas must be 1, 2, 4 or 8, got {options.replicas}")
     with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
-        server = Server(Path(folder))
+        server = Server(Path(folder), num_replicas=options.replicas)
         try:
             if options.heavy is not None:
                 results: Any = asyncio.run(heavy(server, options.heavy))
@@ -68,13 +72,15 @@ def main() -> None:
 class Server:
     """A server process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, num_replicas: int) -> None:
+        self.num_replicas = num_replicas
         self._log = (folder / "log").open("w+")
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "pagewood.server", "serve", "--port", "0", "--log-level", "error"),
-                *("--max-running-requests", str(NUM_ROWS), "--max-total-tokens", "32768", "--max-restarts", "99"),
-                *("--drain-seconds", "1"),
+                *("--max-running-requests", str(NUM_ROWS // num_replicas), "--max-total-tokens", "32768"),
+                *("--max-restarts", "99", "--drain-seconds", "1"),
+                *(("--replicas", str(num_replicas), "--threads", str(num_replicas)) if num_replicas > 1 else ()),
             ],
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -121,6 +127,13 @@ async def death(server: Server, name: str) -> dict[str, float]:
         killed_s = time.monotonic()
         if name == "tokenizer":  # the server is ready all the time, and nothing fails
             ready_s = 0.0
+        elif name == "engine" and server.num_replicas > 1:  # the same, but one engine is missing meanwhile
+            while (found := (await http.get("/ready")).json())["incidents"]["restarts"] == before["restarts"]:
+                await asyncio.sleep(0.005)
+            while any(one["status"] != "ready" for one in found["replicas"]):
+                await asyncio.sleep(0.005)
+                found = (await http.get("/ready")).json()
+            ready_s = time.monotonic() - killed_s
         else:
             while (await http.get("/ready")).status_code == 200:
                 await asyncio.sleep(0.005)
