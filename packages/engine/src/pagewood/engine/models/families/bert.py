@@ -103,8 +103,9 @@ _NOMIC = Family(
     has_last_norm=False,
     field_names={
         "hidden_act": "activation_function", "hidden_size": "n_embd", "intermediate_size": "n_inner",
-        "layer_norm_eps": "layer_norm_epsilon", "max_position_embeddings": "max_trained_positions", "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer", "rms_norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base",
+        "layer_norm_eps": "layer_norm_epsilon", "max_position_embeddings": "max_trained_positions",
+        "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "rms_norm_eps": "layer_norm_eps",
+        "rope_theta": "rotary_emb_base",
     },
     ignores=frozenset({"activation_function", "n_positions"}),
     knows=frozenset({"rotary_scaling_factor"}),  # beyond the positions of the training, which are refused
