@@ -557,8 +557,8 @@ DEGENERATIONS: dict[str, list[Edit]] = {
         )
     ],
     "unseen token forgotten": [
-        (loop, "_count_launched", "request.num_unseen += grant.num_promised", "pass"),
-        (loop, "_count_launched", "request.num_unseen += 1", "pass"),
+        (loop, "count_launched", "request.num_unseen += grant.num_promised", "pass"),
+        (loop, "count_launched", "request.num_unseen += 1", "pass"),
         (loop.Engine, "_finish", "request.num_unseen -= grant.num_promised - request.num_foreseen", "pass"),
         (loop.Engine, "_finish", "request.num_unseen -= 1", "pass"),
     ],

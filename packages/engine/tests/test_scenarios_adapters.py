@@ -67,10 +67,11 @@ def test_every_token_is_that_of_the_oracle(seed: int, overlap: bool, kind: str |
 
 FAULTS: dict[str, list[Edit]] = {
     "a stale prefix after a reload": [
-        (cache_keys.CacheKeys, "of", "adapter_version=adapter.version", "adapter_version=None"),
+        (cache_keys.CacheKeys, "of", "None if adapter is None else adapter.version", "None"),
     ],
     "prefixes of other adapters": [
-        (cache_keys.CacheKeys, "of", "if adapter is None:", "if True:"),
+        (cache_keys.CacheKeys, "of", "None if adapter is None else adapter.name", "None"),
+        (cache_keys.CacheKeys, "of", "None if adapter is None else adapter.version", "None"),
     ],
     "a slot is reused in flight": [
         (adapters.AdapterPool, "_is_free", " and adapter.number not in self._num_users", ""),

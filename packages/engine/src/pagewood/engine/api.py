@@ -13,6 +13,7 @@ import msgspec
 
 from pagewood.engine.node_address import Address
 from pagewood.engine.sampling_parameter import Parameter, parameters_of
+from pagewood.engine.weight_commands import NameVersion, WeightCommand
 
 MAX_LOGIT_BIAS = 1024
 """Most tokens of a `logit_bias`."""
@@ -536,6 +537,8 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
     can then be evicted or flushed. Otherwise they keep it."""
     abort: bool = False
     """Whether all requests are ended first, as by an `Abort` of each; their answers come before that to `Pause`."""
+    waits: bool = False
+    """Whether the requests that are there end first, but for those that are paused alone; new ones are kept back."""
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
@@ -592,20 +595,9 @@ class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapt
 
 
 Command = (
-    Submit
-    | Abort
-    | SetPriority
-    | Refuse
-    | PassOn
-    | Flush
-    | Pause
-    | Resume
-    | PauseRequest
-    | ResumeRequest
-    | Retain
-    | LoadAdapter
-    | UnloadAdapter
-)
+    Submit | Abort | SetPriority | Refuse | PassOn | Flush | Pause | Resume | PauseRequest | ResumeRequest | Retain
+    | LoadAdapter | UnloadAdapter | WeightCommand | NameVersion
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -699,6 +691,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """In the first `Delta`, if `Submit.explain` asks for it and the request was admitted."""
     timings: RequestTimings | None = None
     """In the last `Delta`, if `Submit.explain` asks for it and the request was not refused at once."""
+    weights: str = ""
+    """The version of the weights that have computed `tokens`; empty: those that the engine began with."""
 
 
 class TenantQuota(NamedTuple):

@@ -38,6 +38,7 @@ from pagewood.engine.core.steps.plan import Planner
 from pagewood.engine.core.steps.speculation import Drafting, Speculation
 from pagewood.engine.core.steps.stage_turns import StageTurns
 from pagewood.engine.core.vector_tail import VectorTail
+from pagewood.engine.core.weights import ServedWeights
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import LRU, CacheKey, QueueInformed, RadixCache
 from pagewood.schedpolicy import (
@@ -78,6 +79,7 @@ def assemble(
     policies: Policies | None = None,
     expert_rows: ExpertRows | None = None,
     vector_tail: VectorTail | None = None,
+    weights: ServedWeights | None = None,
 ) -> Engine:
     """Assemble an engine around any runner.
 
@@ -99,6 +101,7 @@ def assemble(
         policies: of the caller's own; None: those that the configuration names.
         expert_rows: what the runner counts; None: it does not.
         vector_tail: what the model does with pooled states; None: nothing.
+        weights: of the runner; None: they never change.
 
     Raises:
         ValueError: `config.schedule_policy` is unknown, the order needs watches that the cache does not have, or the
@@ -221,6 +224,7 @@ def assemble(
         clock=clock,
         publishing=publishing,
         ends_early=config.role == "prefill",
+        weights=weights,
     )
     runner = make_runner(kv)
     if log is not None:

@@ -15,7 +15,7 @@ from pagewood.engine.api import (
 from pagewood.engine.core.memory.page_groups import num_frames_needed
 from pagewood.schedpolicy import ORDERS
 from pagewood.schedpolicy.orders.names import MATCH_ORDERS
-from scenarios.scenario import VOCAB_SIZE, AdapterLoad, Arrival, Scenario
+from scenarios.scenario import VOCAB_SIZE, AdapterLoad, Arrival, Scenario, Update
 
 
 def with_stages(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -302,3 +302,21 @@ def with_adapters(scenario: Scenario, rng: random.Random) -> Scenario:
     )
     config = replace(scenario.config, max_adapters=num_slots)
     return replace(scenario, arrivals=arrivals, config=config, adapters=tuple(loads))
+
+
+def with_updates(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario with updates of the weights, which are read for some steps while requests run."""
+    updates: list[Update] = []
+    contents = [rng.randrange(1, 1 << 40) for _ in range(3)]
+    step = rng.randint(0, 6)
+    for _ in range(rng.randint(1, 5)):
+        updates.append(
+            Update(
+                at_step=step,
+                until_step=step + rng.choice((0, 0, 2, 7)),
+                content=rng.choice(contents),
+                old_kv=rng.choice(("drop", "drop", "recompute")),
+            )
+        )
+        step = updates[-1].until_step + rng.randint(4, 20)
+    return replace(scenario, updates=tuple(updates))

@@ -58,25 +58,25 @@ class FaultyRunner:
         self._num_calls = 0  # written by: faulty
         self._broken: dict[int, list[int]] = {}
         """Grants whose KV is to be wrong, by `id` of a batch in flight."""  # written by: faulty
-        self._echo = make_echo(lambda batch: self._broken.get(id(batch), ()))
-        self.catch_up, self.close = self._echo.catch_up, self._echo.close
+        self.echo = make_echo(lambda batch: self._broken.get(id(batch), ()))
+        self.catch_up, self.close = self.echo.catch_up, self.echo.close
 
     @property
     def num_in_flight(self) -> int:
         """Launched steps that no caller has waited for."""
-        return self._echo.num_in_flight
+        return self.echo.num_in_flight
 
     @property
     def num_launched_ahead(self) -> int:
         """Steps launched while another was in flight."""
-        return self._echo.num_launched_ahead
+        return self.echo.num_launched_ahead
 
     def launch(self, batch: Batch) -> StepHandle:
         """Queue a step, or raise if the fault says so."""
         fault = self._faults.get(self._num_calls)
         self._num_calls += 1
         if fault is None:
-            return self._echo.launch(batch)
+            return self.echo.launch(batch)
         by_row = {request.row: request for request in self._requests()}
         requests = [by_row[row] for row in batch.rows.tolist()]
         if fault in (Fault.LAUNCH, Fault.INTERRUPTED_LAUNCH):
@@ -93,7 +93,7 @@ class FaultyRunner:
             del self._broken[id(batch)]
             self._fail(requests[grant] for grant in grants)
 
-        return _FaultyStep(self._echo.launch(batch), fault, end)
+        return _FaultyStep(self.echo.launch(batch), fault, end)
 
     def _fail(self, requests: Iterable[Request]) -> None:
         for request in requests:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.kv import PrefixCache
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.weights import ReadWeights, ServedWeights
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
@@ -44,11 +45,14 @@ from pagewood.engine.runner.ranks.segment import Segment
 from pagewood.engine.testing.echo import STATE_SIZE, EchoRunner, echo_logprob, oracle_tokens, oracle_vector
 from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens, text_inside
 from pagewood.engine.testing.random_drafting import RandomDrafting
+from pagewood.engine.weight_commands import UpdateWeights, WeightCommand
 from pagewood.schedpolicy import SlotShares
 from scenarios.faulty import FaultyRunner
 from scenarios.scenario import VOCAB_SIZE, Arrival, Scenario
+from scenarios.updated_outputs import UpdatedOutputs
 from thread_ranks import NotedRunner, ThreadRanks
 
+T = TypeVar("T")
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
 """(KV memory `[num_pages * page_size] uint64`, page size) -> a function that makes prefix caches for that memory."""
 
@@ -143,15 +147,15 @@ def run_scenario(
         raise
 
 
-class _Loading:
-    """A folder of an adapter that is read until some step."""
+class _Loading(Generic[T]):
+    """A folder that is read until some step."""
 
-    def __init__(self, loaded: LoadedAdapter, done: Callable[[], bool]) -> None:
+    def __init__(self, loaded: T, done: Callable[[], bool]) -> None:
         self._loaded = loaded
         self.done = done
 
-    def result(self) -> LoadedAdapter:
-        """Return the adapter."""
+    def result(self) -> T:
+        """Return what was in it."""
         return self._loaded
 
 
@@ -163,7 +167,7 @@ class _Adapters:
         self.contents: dict[int, int] = {}
         """By number of the engine."""  # contents written by: keep
 
-    def load(self, folder: str) -> _Loading:
+    def load(self, folder: str) -> _Loading[LoadedAdapter]:
         """Begin to read a folder."""
         until_step, content = map(int, folder.split())
         return _Loading(LoadedAdapter(version=str(content), weights=content), lambda: self._step() >= until_step)
@@ -172,6 +176,32 @@ class _Adapters:
         """Keep what an adapter is made of."""
         assert isinstance(weights, int)
         self.contents[number] = weights
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _Weights:
+    """A source of weights that are numbers; a folder says until which step it is read, and the number."""
+
+    def __init__(self, step: Callable[[], int], runner: Callable[[], object]) -> None:
+        self._step = step
+        self._runner = runner
+        self._content = 0
+
+    def read(self, command: WeightCommand) -> _Loading[ReadWeights]:
+        """Begin to read."""
+        assert isinstance(command, UpdateWeights)
+        assert command.folder is not None
+        until_step, self._content = map(int, command.folder.split())
+        return _Loading(ReadWeights(digest=str(self._content)), lambda: self._step() >= until_step)
+
+    def exchange(self) -> str | None:
+        """Let the echo model be made of the number that was read last."""
+        runner = self._runner()
+        assert isinstance(runner, FaultyRunner)
+        runner.echo.weights = self._content
+        return None
 
     def close(self) -> None:
         """Do nothing."""
@@ -214,10 +244,14 @@ class _Run:
         """Steps that a `KeyboardInterrupt` has ended."""
         self._num_preempted_known = 0
         self._adapters = _Adapters(lambda: self._step)
+        self._updates = UpdatedOutputs()
         self._drafting = RandomDrafting(
             max_tokens=scenario.max_drafts,
             seed=len(scenario.arrivals),
-            is_exact=scenario.guess_quality == 1.0 and not scenario.faults and make_other_runner is None,
+            is_exact=scenario.guess_quality == 1.0
+            and not scenario.faults
+            and not scenario.updates  # drafts do not know which KV is of which weights
+            and make_other_runner is None,
         )
         info = EngineInfo(
             model_name="echo",
@@ -247,6 +281,7 @@ class _Run:
                 source=self._adapters,
                 sharing=SlotShares(scenario.config.max_adapters, max_passes=len(scenario.arrivals) % 5),
             ),
+            weights=ServedWeights(_Weights(lambda: self._step, lambda: self._runner)) if scenario.updates else None,
             compiler=EchoCompiler(random.Random(scenario.num_pages), VOCAB_SIZE),
             info=info,
             make_runner=self._make_runner,
@@ -268,6 +303,7 @@ class _Run:
         last_event = max(last_event, *(end for _, end, _ in scenario.pauses), 0)
         last_event = max(last_event, *(a.hold[1] for a in scenario.arrivals if a.hold is not None), 0)
         last_event = max(last_event, *(load.until_step for load in scenario.adapters), 0)
+        last_event = max(last_event, *(update.until_step + 3 for update in scenario.updates), 0)
         last_event = max(last_event, *(step for step, _, _ in scenario.retains), (scenario.abort_all_at or 0) + 2)
         num_positions = sum(len(a.prompt) + (a.sampling.max_tokens or scenario.max_length) for a in scenario.arrivals)
         deadline = last_event + 20 * num_positions + 100
@@ -276,6 +312,8 @@ class _Run:
             assert self._step < deadline, f"no progress: {engine.counters()}"
             self._arrive()
             self._pause()
+            if scenario.updates:
+                self._updates.note_rows(self._requests_with_rows())
             pending = self._advance(pending)
             self._collect()
             violation = engine.violation()
@@ -418,6 +456,12 @@ class _Run:
                 )
             if load.until_step == self._step and not load.content:
                 self._inbox.put(UnloadAdapter(request_id=f"unload {load.name}", name=load.name))
+        for number, update in enumerate(self._scenario.updates):
+            if update.at_step == self._step:
+                folder, name = f"{update.until_step} {update.content}", f"update {number}"
+                self._inbox.put(
+                    UpdateWeights(request_id=name, folder=folder, version=str(update.content), old_kv=update.old_kv)
+                )
         for number, (step, index, seconds) in enumerate(self._scenario.retains):
             if step == self._step:
                 arrival = self._scenario.arrivals[index]
@@ -453,7 +497,13 @@ class _Run:
                 refused = delta.refusal is not None and delta.refusal.code == "no_retention"
                 assert (delta.finish, delta.first) == (FinishReason.REFUSED if refused else FinishReason.STOP, True)
                 assert not refused or not self._scenario.config.retained_share
+                if delta.request_id.startswith("update"):
+                    update = self._scenario.updates[int(delta.request_id.split()[1])]
+                    assert delta.weights == str(update.content)
+                    self._updates.changed(update)
                 continue
+            if delta.tokens and self._scenario.updates:
+                self._updates.add(delta)
             assert delta.request_id not in self._ends, f"request {delta.request_id} was answered after its end"
             assert delta.first == (delta.request_id not in self._outputs)
             assert delta.carry == (delta.request_id.encode() if delta.first else b"")
@@ -524,6 +574,11 @@ class _Run:
                 assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was accepted"
                 continue
             stop_ids = frozenset(arrival.sampling.stop_token_ids + (() if arrival.sampling.ignore_eos else (_EOS,)))
+            if self._scenario.updates:
+                self._check_logprobs(name, arrival, output)
+                assert last.finish is not FinishReason.ERROR
+                self._updates.check(name, arrival.prompt, arrival.sampling, output)
+                continue
             is_seeded = self._make_other_runner is None
             expected = oracle_tokens(
                 arrival.prompt,

@@ -10,6 +10,7 @@ from pagewood.engine.api import (
     PoolingParams,
     SamplingParams,
 )
+from pagewood.engine.weight_commands import OldKV
 from scenarios.faulty import Fault
 
 VOCAB_SIZE = 40
@@ -52,6 +53,19 @@ class AdapterLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """An update of the weights."""
+
+    at_step: int
+    """The step before which it is asked for."""
+    until_step: int
+    """The step in which it has been read."""
+    content: int
+    """What the model is made of then, > 0."""
+    old_kv: OldKV
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """Traffic, and the configuration and limits of the engine."""
 
@@ -82,6 +96,8 @@ class Scenario:
     """Ranks among which pages are divided by request."""
     adapters: tuple[AdapterLoad, ...] = ()
     """Loads and unloads, one of each name at a time."""
+    updates: tuple[Update, ...] = ()
+    """Updates of the weights, one after the other; requests then have no grammars, vectors, windows and adapters."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     guess_quality: float = 0.5

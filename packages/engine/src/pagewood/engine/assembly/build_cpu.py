@@ -12,6 +12,7 @@ from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.assembly.adapter_source import CPUAdapterSource
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.cpu_rank import CPURank
+from pagewood.engine.assembly.cpu_weights import CPUWeights, why_fixed
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.encoder_options import for_encoder
 from pagewood.engine.assembly.expert_options import expert_change
@@ -26,6 +27,7 @@ from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.page_groups import PageGroups
+from pagewood.engine.core.weights import ServedWeights
 from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import check_weights
@@ -44,6 +46,7 @@ from pagewood.engine.runner.ranks.group import Group
 from pagewood.engine.runner.ranks.messages import Loaded, Sizes
 from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
+from pagewood.engine.runner.ranks.ranked_weights import RankedWeights
 from pagewood.schedpolicy import SlotShares
 
 _log = logging.getLogger(__name__)
@@ -218,6 +221,13 @@ def _engine(
         memory, beside = rank.joined_memory(num_pages, group.kv_memory, _stages_of_others(place, group.count))
     mark = rank.loaded.mark + ("" if place is None else f" in {len(parts.stages)} stages: {_listed(parts.stages)}")
     allocator = None if num_pools > 1 else page_allocator(config.resolved(), info)
+    source = CPUWeights(parts.folder, rank)
+    tail = read_vector_tail(parts.folder, parts.model.hidden_size)
+    reason = why_fixed(config) if tail is None else "vectors of the model go through further modules of its folder"
+    weights = ServedWeights(
+        (source if group is None else RankedWeights(source, group)) if reason is None else None,
+        why_fixed=reason or "",
+    )
     adapters = None if rank.adapters is None else _adapter_pool(config, rank.adapters, parts.folder)
     frames = Frames(pages=allocator, layers=rank.groups, beside=beside) if isinstance(allocator, PageGroups) else None
     return assemble(
@@ -234,7 +244,8 @@ def _engine(
         inbox=inbox,
         outbox=outbox,
         expert_rows=rank.expert_rows,
-        vector_tail=read_vector_tail(parts.folder, parts.model.hidden_size),
+        vector_tail=tail,
+        weights=weights,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.expert_division import division_mark
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stage import Stage
+from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cpu.compiled.exchange import ROW_EXCHANGE, divide_rows
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
@@ -43,7 +45,7 @@ from pagewood.engine.runner.cpu.program.exchange import Exchange, StepWatch
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.relay import ChannelRelay
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
+from pagewood.engine.runner.cpu.weights.loaded_model import LoadedModel, load_cpu_model
 from pagewood.engine.runner.processors import Process
 from pagewood.engine.runner.ranks.segment import mapped
 from pagewood.engine.runner.ranks.staged_runner import StagedRunner
@@ -82,9 +84,9 @@ class CPURank:
     """
 
     __slots__ = (
-        "_beside", "_config", "_drafter", "_exchange", "_found", "_head_dims", "_kernel", "_make_drafter",
-        "_max_position", "_num_threads", "_storage", "_units", "_variants", "adapters", "groups", "layout", "loaded",
-        "memory", "page_bytes",
+        "_beside", "_config", "_drafter", "_exchange", "_found", "_head_dims", "_kernel", "_load", "_make_drafter",
+        "_max_position", "_num_threads", "_runner", "_storage", "_units", "_variants", "adapters", "groups", "layout",
+        "loaded", "memory", "page_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -110,12 +112,12 @@ class CPURank:
             self.adapters = CPUAdapters(
                 num_slots=config.max_adapters, max_rank=config.max_adapter_rank, num_rows=config.num_rows
             )
-        self.loaded = load_cpu_model(
+        self._load = partial(
+            load_cpu_model,
             folder,
             config.weights,
             activations=config.activations,
             digest=digest,
-            num_threads=num_threads,
             max_length=config.max_length,
             shard=shard,
             stage=stage,
@@ -123,8 +125,10 @@ class CPURank:
             exchange=exchange,
             relay=relay,
             adapters=self.adapters,
-            progress=progress,
         )
+        self.loaded = self._load(num_threads=num_threads, progress=progress)
+        """The model."""  # written by: exchange
+        self._runner: CPURunner | None = None  # written by: make_runner
         model, variants, units = self.loaded.model, self.loaded.variants, dict.fromkeys(self.loaded.units)
         self._max_position, self._head_dims = model.config.max_position, model.config.head_dims
         if config.activations == "bfloat16" and all(kind != WeightKind.BFLOAT16_PAIRS for kind, _ in variants):
@@ -167,6 +171,26 @@ class CPURank:
         self._make_drafter: Callable[[RowTables], ProgramDrafter] | None = None  # written by: allocate
         self.memory: PageMemory | None = None
         """The memory of pages, or of their frames."""  # written by: allocate
+
+    def load_again(self, files: TensorFiles) -> LoadedModel:
+        """Return the model with the tensors of `files`, on one thread.
+
+        Raises:
+            ValueError: they are not those of the model, or in forms for which no kernels are loaded.
+        """
+        loaded = self._load(files=files, expert_rows=self.loaded.expert_rows)
+        if not (loaded.variants <= self._variants and set(loaded.units) <= set(self._units)):
+            raise ValueError(
+                f"weights must have the forms of those that the engine began with, {_described(self._variants)}, "
+                f"got {_described(loaded.variants)}"
+            )
+        return loaded
+
+    def exchange(self, loaded: LoadedModel) -> None:
+        """Compute later steps with what `load_again` has returned; no step is in flight."""
+        assert self._runner is not None
+        self._runner.exchange_model(loaded.model)
+        self.loaded = loaded
 
     @property
     def described_weights(self) -> str:
@@ -334,7 +358,7 @@ class CPURank:
         assert self._storage is not None
         assert self.memory is not None
         found = self._found
-        own = CPURunner(
+        own = self._runner = CPURunner(
             self.loaded.model,
             self._storage,
             self._kernel,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pagewood.engine.core.loop import Runner
+    from pagewood.engine.runner.ranks.ranked_weights import FollowedWeights
     from pagewood.engine.runner.ranks.segment import Segment
 
 _PR_SET_PDEATHSIG = 1
@@ -121,7 +122,7 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
     standstill.is_waiting = begin.port is not None
     pulse = Pulse(segment, begin.rank, stands_still=standstill.is_found, on_end=leave, lost=lost)
     try:
-        runner = _runner(begin, memory, segment, talk, link, standstill)
+        runner, weights = _runner(begin, memory, segment, talk, link, standstill)
     except (EOFError, BrokenPipeError):
         pulse.stop()
         leave()
@@ -138,15 +139,17 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
     pulse.begin()
     progress("ready", 1, 1)
     talk(Ready())
-    follow(link, runner, segment, begin.rank, leave=leave)
+    follow(link, runner, segment, begin.rank, leave=leave, weights=weights)
     pulse.stop()
+    if weights is not None:
+        weights.close()
     runner.close()
 
 
 def _runner(
     begin: Begin, memory: NDArray[np.uint8], segment: Segment, talk: Talk, link: Link, standstill: Standstill
-) -> Runner:
-    """Build what computes this rank's part; its memory has the size that all ranks agree on."""
+) -> tuple[Runner, FollowedWeights | None]:
+    """Build what computes this rank's part, and what changes its weights; all ranks agree on the size of its memory."""
 
     def progress(what: str, done: int, total: int) -> None:
         talk(Doing(what=what, done=done, total=total))
@@ -154,9 +157,10 @@ def _runner(
     if begin.port is not None:
         from pagewood.engine.assembly.cuda_rank import follower
 
-        return follower(begin, memory, segment, talk, progress)
+        return follower(begin, memory, segment, talk, progress), None
 
     from pagewood.engine.assembly.cpu_rank import CPURank
+    from pagewood.engine.assembly.cpu_weights import CPUWeights
     from pagewood.engine.assembly.named_processors import load_processors
     from pagewood.engine.assembly.stage_place import StagePlace
     from pagewood.engine.model_folder.folder import model_folder
@@ -165,6 +169,7 @@ def _runner(
     from pagewood.engine.models.shard import Shard
     from pagewood.engine.models.stage import stages_of
     from pagewood.engine.runner.ranks.notes import StepNotes
+    from pagewood.engine.runner.ranks.ranked_weights import FollowedWeights
     from pagewood.engine.runner.ranks.segment import segment_bytes
     from pagewood.engine.runner.ranks.stage_memory import StageMemory
 
@@ -206,7 +211,8 @@ def _runner(
     rank.compile(progress)  # rank 0 has compiled what was not in the cache
     rank.allocate(sizes.num_pages, shared=begin.kv_memory)
     watch = StepNotes(segment, begin.rank) if place is None else None
-    return rank.make_runner(max_length=sizes.max_length, processors=processors, watch=watch, place=place)
+    runner = rank.make_runner(max_length=sizes.max_length, processors=processors, watch=watch, place=place)
+    return runner, FollowedWeights(CPUWeights(folder, rank), talk)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,9 @@ class IntervalOutbox:
         due: list[Delta] = []
         for delta in deltas:
             held = self._held.pop(delta.request_id, None)
-            if held is not None:
+            if held is not None and held.weights != delta.weights and delta.tokens:
+                due.append(held)
+            elif held is not None:
                 delta = _joined(held, delta)
             if delta.finish is not None or delta.first or len(delta.tokens) >= self._interval:
                 due.append(delta)
@@ -46,4 +48,5 @@ def _joined(first: Delta, second: Delta) -> Delta:
         tokens=first.tokens + second.tokens,
         logprobs=first.logprobs + second.logprobs,
         prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
+        weights=first.weights,
     )

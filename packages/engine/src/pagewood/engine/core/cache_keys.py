@@ -20,6 +20,7 @@ class MakeKey(Protocol):
         *,
         adapter: str | None = None,
         adapter_version: str | None = None,
+        weights_version: str | None = None,
         rope: str | None = None,
     ) -> Key:
         """Return the key of KV in a namespace.
@@ -28,6 +29,7 @@ class MakeKey(Protocol):
             namespace: of the client.
             adapter: the name of the adapter that computed it; None: the model alone did.
             adapter_version: which adapter of that name.
+            weights_version: which weights of the model; None: those that the engine began with.
             rope: the set of factors that rotated it; None: the first.
         """
         ...
@@ -45,6 +47,8 @@ class CacheKeys:
     make: MakeKey
     short_length: int | None = None
     """None: the model has one set for all requests."""
+    weights: str | None = None
+    """Which weights compute now; None: those that the engine began with."""
 
     def is_long(self, max_length: int) -> bool:
         """Return whether a request of at most `max_length` tokens, prompt and output, has the second set."""
@@ -52,10 +56,19 @@ class CacheKeys:
 
     def of(self, namespace: str | None, *, is_long: bool, adapter: Adapter | None = None) -> Key:
         """Return the key of a request."""
-        rope = "long" if is_long else None
-        if adapter is None:
-            return self.make(namespace, rope=rope)
-        return self.make(namespace, adapter=adapter.name, adapter_version=adapter.version, rope=rope)
+        return self.make(
+            namespace,
+            adapter=None if adapter is None else adapter.name,
+            adapter_version=None if adapter is None else adapter.version,
+            weights_version=self.weights,
+            rope="long" if is_long else None,
+        )
+
+    def renewed(self, key: Key, *, is_long: bool, adapter: Adapter | None) -> Key:
+        """Return what `of` returns for the namespace of a key that was made for other weights."""
+        namespace = namespace_of(key)
+        assert not isinstance(namespace, int)
+        return self.of(namespace, is_long=is_long, adapter=adapter)
 
     def all_of(self, namespace: str | None, *, adapter: Adapter | None = None) -> list[Key]:
         """Return every key under which a text of a namespace may be cached, with this adapter or without one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from math import inf
 from time import monotonic
 
@@ -42,13 +43,16 @@ from pagewood.engine.core.queue.deadlines import Deadlines
 from pagewood.engine.core.queue.pausing import pause, pause_compiled, resume, retract_all
 from pagewood.engine.core.queue.publishing import Publishing
 from pagewood.engine.core.queue.quota_queue import Quotas
+from pagewood.engine.core.queue.renewal import renew
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retire import broken_grammar, end, refuse
 from pagewood.engine.core.timeline import Timeline
 from pagewood.engine.core.vector_tail import VectorTail
+from pagewood.engine.core.weights import ServedWeights
 from pagewood.engine.seeds import arrival_seed
+from pagewood.engine.weight_commands import JoinGroup, LeaveGroup, NameVersion, UpdateWeights, WeightCommand
 
 _NO_SAMPLING = SamplingParams()
 """The parameters of requests for a vector, which draw no tokens."""
@@ -81,12 +85,14 @@ class Intake:
         publishing: keeps last answers back until KV is in the shared cache; None: requests cannot ask for that, or wait
             for such KV.
         ends_early: whether every request ends with its first token, and publishes its KV.
+        weights: what the model computes with; None: it never changes.
     """
 
     __slots__ = (
-        "_clock", "_compiler", "_deadlines", "_ends_early", "_eos_token_ids", "_flushes", "_fresh", "_generates",
-        "_keys", "_kv", "_max_length", "_max_live", "_max_queue_s", "_notes", "_num_arrivals", "_processors",
-        "_publishing", "_quotas", "_seed", "_sign", "_state", "_vector_size", "_vector_tail", "_vocab_size",
+        "_awaited", "_clock", "_compiler", "_deadlines", "_ends_early", "_eos_token_ids", "_flushes", "_fresh",
+        "_generates", "_kept_back", "_keys", "_kv", "_max_length", "_max_live", "_max_queue_s", "_notes",
+        "_num_arrivals", "_processors", "_publishing", "_quotas", "_seed", "_sign", "_state", "_vector_size",
+        "_vector_tail", "_vocab_size", "_weights",
     )  # fmt: skip
 
     def __init__(
@@ -113,8 +119,10 @@ class Intake:
         clock: Callable[[], float] = monotonic,
         publishing: Publishing | None = None,
         ends_early: bool = False,
+        weights: ServedWeights | None = None,
     ) -> None:
         self._publishing = publishing
+        self._weights = weights or ServedWeights(None, why_fixed="its runner cannot change them")
         self._ends_early = ends_early
         self._notes = notes
         self._clock = clock
@@ -122,7 +130,7 @@ class Intake:
         self._processors = processors or {}
         self._state = state
         self._kv = kv
-        self._keys = keys
+        self._keys = keys  # written by: intake
         self._max_length = max_length
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -139,6 +147,10 @@ class Intake:
         """Requests in order of arrival, for `expire`; those at the head that have run are dropped there."""
         # written by: intake
         self._num_arrivals = 0  # written by: intake
+        self._awaited: Pause | None = None
+        """A pause that waits for the end of requests."""  # written by: intake
+        self._kept_back: list[Request] = []
+        """Those that came after it."""  # written by: intake
         self._flushes: list[str] = []
         """Ids of flushes that wait for an idle engine."""  # written by: intake
 
@@ -185,6 +197,11 @@ class Intake:
                 return self._load_adapter(command)
             case UnloadAdapter():
                 return self._unload_adapter(command)
+            case UpdateWeights() | JoinGroup() | LeaveGroup():
+                return self._update_weights(command)
+            case NameVersion():
+                self._weights.version = self._state.weight_version = command.version
+                return self._versioned(command.request_id)
             case PauseRequest():
                 request = self._state.by_id.get(command.request_id)
                 if request is not None:
@@ -195,6 +212,10 @@ class Intake:
                 if request is not None:
                     resume(self._state, request)
                 return None
+            case Pause(waits=True) if self._awaited is None:
+                self._awaited = command
+                self._state.num_loading += 1
+                return None
             case Pause():
                 self._state.paused = "retract" if command.retract else "in_place"
                 if command.retract:
@@ -202,6 +223,7 @@ class Intake:
                 return Delta(command.request_id, finish=FinishReason.STOP, first=True)
             case Resume():
                 self._state.paused = "no"
+                self._go_on()
                 return Delta(command.request_id, finish=FinishReason.STOP, first=True)
 
     def _submit(self, submit: Submit, now_s: float) -> Delta | None:
@@ -278,18 +300,22 @@ class Intake:
             self._queue(request)
         else:
             self._state.compiling.append(request)
-        if submit.is_paused:
+        if submit.is_paused or self._awaited is not None:
             pause(self._state, request, retract=False)
+            if not submit.is_paused:
+                self._kept_back.append(request)
         return None
 
     def poll(self) -> list[Delta]:
-        """Queue the requests whose grammars have been compiled and of which enough is cached, and let requests name the
-        adapters that have been read.
+        """Queue the requests whose grammars have been compiled and of which enough is cached, let requests name the
+        adapters that have been read, and pause if a pause has waited for the end of requests.
 
         Returns:
-            The answers to requests that end instead, and those to the commands that load adapters.
+            The answers to requests that end instead, and those to the commands.
         """
-        deltas = self._loaded_adapters() if self._state.num_loading else []
+        deltas = self._loaded_adapters() if self._state.num_loading and self._kv.adapters is not None else []
+        if self._awaited is not None and all(one.pause != "no" for one in self._state.by_id.values()):
+            deltas.append(self._pause_awaited())
         for request in list(self._state.compiling):
             if request.probe is not None:
                 share = self._kv.cached_share(request)
@@ -349,12 +375,19 @@ class Intake:
         return [self._flush(name) for name in names]
 
     def drop_flushes(self) -> list[Delta]:
-        """Take back the flushes that wait, because the engine ends; return the answers."""
+        """Take back the commands that wait, because the engine ends; return the answers."""
         names, self._flushes = self._flushes, []
+        if self._awaited is not None:
+            names.append(self._pause_awaited().request_id)
+        update = self._weights.drop()
+        if update is not None:
+            self._state.num_loading -= 1
+            names.append(update)
         return [Delta(name, finish=FinishReason.ABORT, first=True) for name in names]
 
     def close(self) -> None:
-        """Compile no more grammars, and read no more adapters."""
+        """Compile no more grammars, and read no more adapters and weights."""
+        self._weights.close()
         if self._compiler is not None:
             self._compiler.close()
         if self._kv.adapters is not None:
@@ -422,6 +455,57 @@ class Intake:
         if adapters is None or not adapters.unload(command.name):
             return refuse(command.request_id, _no_adapter(command.name))
         return Delta(command.request_id, finish=FinishReason.STOP, first=True)
+
+    def _pause_awaited(self) -> Delta:
+        assert self._awaited is not None
+        command, self._awaited = self._awaited, None
+        self._state.num_loading -= 1
+        self._state.paused = "in_place"
+        return Delta(command.request_id, finish=FinishReason.STOP, first=True)
+
+    def _go_on(self) -> None:
+        """Let the requests run that were kept back for a pause that waits, or has waited."""
+        kept, self._kept_back = self._kept_back, []
+        for request in kept:
+            if request.finish is None:
+                resume(self._state, request)
+
+    def _update_weights(self, command: WeightCommand) -> Delta | None:
+        if isinstance(command, UpdateWeights) and command.old_kv == "keep" and self._kv.tiers is not None:
+            message = "old_kv must be drop or recompute with a host cache, which may outlive the update, got keep"
+            return refuse(command.request_id, Refusal(message=message, param="old_kv"))
+        refusal = self._weights.begin(command)
+        if refusal is not None:
+            return refuse(command.request_id, refusal)
+        self._state.num_loading += 1
+        return None
+
+    @property
+    def has_new_weights(self) -> bool:
+        """Whether an update of weights has been read, for `exchange_weights`."""
+        return self._weights.is_due
+
+    def exchange_weights(self) -> tuple[Delta, int]:
+        """Carry out or refuse the update that has been read; no step is in flight.
+
+        Returns:
+            Its answer, and how many requests were preempted.
+        """
+        weights, old = self._weights, self._weights.digest
+        command, refusal = weights.exchange()
+        self._state.num_loading -= 1
+        if refusal is not None:
+            return refuse(command.request_id, refusal), 0
+        num_preempted = 0
+        self._state.weight_version = weights.version
+        if weights.digest != old:
+            self._keys = replace(self._keys, weights=weights.digest)
+            recomputes = isinstance(command, UpdateWeights) and command.old_kv == "recompute"
+            num_preempted = renew(self._state, self._kv, self._keys, recomputes=recomputes)
+        return self._versioned(command.request_id), num_preempted
+
+    def _versioned(self, request_id: str) -> Delta:
+        return Delta(request_id, finish=FinishReason.STOP, first=True, weights=self._weights.version)
 
     def _queue(self, request: Request) -> None:
         self._state.waiting.add(request)

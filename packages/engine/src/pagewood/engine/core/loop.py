@@ -45,6 +45,7 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.retire import end, release_drained, retire
 from pagewood.engine.core.steps.batch_builder import BatchBuilder
 from pagewood.engine.core.steps.equal_chunks import EqualChunks
+from pagewood.engine.core.steps.launched import count_launched, num_top_of
 from pagewood.engine.core.steps.pacing import Pacing
 from pagewood.engine.core.steps.plan import Grant, Planner, StepPlan
 from pagewood.engine.core.steps.speculation import Speculation, SpeculationCounts
@@ -371,6 +372,8 @@ class Engine:
 
     def advance(self, last: Pending | None) -> Pending | None:
         """Do one step of the configured loop; pass its return value, a step in flight or None, to the next call."""
+        if self._intake.has_new_weights:
+            last = self._exchange_weights(last)
         if self._stages is not None:
             return self.step_staged(self._stages)
         if self.config.num_continuous_decode_steps > 1:
@@ -471,6 +474,16 @@ class Engine:
                     interrupts.append(error)
             if interrupts:
                 raise interrupts[-1]
+
+    def _exchange_weights(self, last: Pending | None) -> None:
+        """Retire what is in flight; later steps have the weights that have been read."""
+        if self._stages is None:
+            self._finish(last)
+        else:
+            self._finish_all(self._stages)
+        answer, num_preempted = self._intake.exchange_weights()
+        self._num_preempted += num_preempted
+        self._send([answer])
 
     @property
     def prefix_cache(self) -> PrefixCache:
@@ -749,7 +762,7 @@ class Engine:
             measures.mark(LAUNCH)
             measured_s = measures.launched(grants, num_tokens=num_tokens, is_decode=is_decode)
             launched_s = launched_s or measured_s
-        _count_launched(grants, is_decode=is_decode)
+        count_launched(grants, is_decode=is_decode)
         constrained: Sequence[Request] = ()
         if is_constraining:
             for grant in grants:
@@ -866,7 +879,7 @@ class Engine:
         num_top = None
         if self._state.num_reported:
             requests = [grant.request for grant in pending.grants if grant.num_promised]
-            num_top = [-1 if one.finish is not None else _num_top(one) for one in requests]
+            num_top = [-1 if one.finish is not None else num_top_of(one) for one in requests]
         return check_result(
             result,
             pending.batch,
@@ -897,24 +910,3 @@ class Engine:
             _log.error("KV accounting is wrong while idle; the cache is cleared: %s", violation)
             self._kv.heal()
             self._state.waiting.watch_again()
-
-
-def _count_launched(grants: Sequence[Grant], *, is_decode: bool) -> None:
-    """Count a launched step in its requests; `is_decode`: every grant computes one position and promises one token."""
-    if is_decode:
-        for grant in grants:
-            request = grant.request
-            request.num_launched = grant.start + 1
-            request.num_in_flight += 1
-            request.num_unseen += 1
-    else:
-        for grant in grants:
-            request = grant.request
-            request.num_launched = grant.start + grant.num_tokens
-            request.num_in_flight += 1
-            request.num_unseen += grant.num_promised
-
-
-def _num_top(request: Request) -> int:
-    """Return how many alternatives are reported with each output token; -1: it needs no report."""
-    return -1 if request.sampling.logprobs is None else request.sampling.logprobs

@@ -47,6 +47,10 @@ class Request:
     """The priority that the client gave it, at submission or later."""  # written by: intake
     key: Key
     """What its KV depends on besides its tokens; requests share cached prefixes only if their keys are equal."""
+    # written by: renewal, kv
+    renewed_key: Key = None
+    """Its key when it is admitted again, because the weights have changed while it had a row: the cache gets no more of
+    its KV until then. None: nothing has changed."""  # written by: renewal, kv
     is_long: bool = False
     """Whether it has the second set of factors of a model with two, see `CacheKeys`."""
     adapter: Adapter | None = None
@@ -96,9 +100,9 @@ class Request:
 
     num_launched: int = 0
     """Positions handed to the device since it was admitted; more than will be valid, if drafts may be rejected."""
-    # written by: loop, speculation
+    # written by: launched, speculation
     num_unseen: int = 0
-    """Tokens promised by launched steps, the most that they may yield."""  # written by: loop, retire
+    """Tokens promised by launched steps, the most that they may yield."""  # written by: launched, loop, retire
     num_drafted: int = 0
     """Draft tokens that were verified for it."""  # written by: speculation
     num_accepted: int = 0
@@ -120,11 +124,11 @@ class Request:
     """Share of what could come from the cache below which it ends before it is queued."""
     probe: object = None
     """The question to the cache what it has of the prompt, until it is answered; None: nothing is asked."""
-    # written by: intake
+    # written by: intake, renewal
     awaits_kv: bool = False
     """Whether it waits for pages of its prompt that another engine publishes."""
     num_in_flight: int = 0
-    """Launched steps that read or write its pages."""  # written by: loop
+    """Launched steps that read or write its pages."""  # written by: launched, loop
 
     num_matched: int = 0
     """Leading tokens whose KV is cached; kept up to date while it waits, fixed when it is admitted."""

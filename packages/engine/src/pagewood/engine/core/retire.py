@@ -60,6 +60,8 @@ def retire(
         deltas += _retire(state, kv, grants, result, False)
     kv.pass_windows(grant.request for grant in grants)
     release_drained(state, kv)
+    if state.weight_version:
+        deltas = [replace(delta, weights=state.weight_version) if delta.tokens else delta for delta in deltas]
     if state.has_priorities:
         priorities = {grant.request.request_id: -grant.request.own_priority for grant in grants}
         deltas.sort(key=lambda delta: priorities[delta.request_id])

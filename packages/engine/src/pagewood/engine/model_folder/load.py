@@ -25,6 +25,7 @@ from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stage import Relay, Stage
 from pagewood.engine.models.stored.checkpoint import Checkpoint, Found
 from pagewood.engine.models.stored.head_order import RowOrder
+from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.models.stored.tied import EMBEDDING, OUTPUT
 from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.weights.nearest import joined
@@ -108,15 +109,20 @@ class _Shapes:
         return self._checkpoint.exact(name, rows, *columns)
 
 
-def check_weights(folder: str | Path, config: ModelConfig) -> int:
+def check_weights(folder: str | Path, config: ModelConfig, *, files: TensorFiles | None = None) -> int:
     """Compare the headers of a folder's safetensors with a configuration; return the number of weights.
+
+    Args:
+        folder: of the model.
+        config: of the model.
+        files: in place of the folder's.
 
     Raises:
         FileNotFoundError: a file is missing, or there are only pickled weights.
         ValueError: the tensors are not those that the model needs, or a tied output projection, which is not read,
             differs from the embedding.
     """
-    checkpoint = Checkpoint(folder, dtype=torch.float32)
+    checkpoint = Checkpoint(folder, dtype=torch.float32, files=files)
     Decoder(config, _Headers(checkpoint), TorchOps(), device=torch.device("cpu"))
     if config.tied_embeddings:
         why = "tie_word_embeddings is true in config.json; false uses both"
@@ -176,6 +182,7 @@ def load_model(
     relay: Relay[A] | None = None,
     change: Callable[[ModelConfig], ModelConfig] | None = None,
     progress: Progress | None = None,
+    files: TensorFiles | None = None,
 ) -> Decoder[A]:
     """Read the weights of `folder` straight into the decoder's fused parameters.
 
@@ -193,6 +200,7 @@ def load_model(
         relay: see `Decoder`.
         change: applied to what config.json says, as in `models.expert_division`; None: nothing is changed.
         progress: called for every tensor.
+        files: in place of the folder's, which are not read then.
 
     Raises:
         FileNotFoundError: a file is missing, or there are only pickled weights.
@@ -204,7 +212,7 @@ def load_model(
         config = config.for_length(max_length)
     if change is not None:
         config = change(config)
-    check_weights(folder, config)
+    check_weights(folder, config, files=files)
     if config.other_parts:
         _log.info("%s: only the text model is computed, and tensors of others are not read", folder)
     if _chooses_tokens(config):
@@ -215,7 +223,7 @@ def load_model(
             config.max_position,
         )
     device = device or torch.device("cpu")
-    checkpoint = Checkpoint(folder, dtype=dtype, device=device, maps_plain=maps_plain, progress=progress)
+    checkpoint = Checkpoint(folder, dtype=dtype, device=device, maps_plain=maps_plain, progress=progress, files=files)
     weights = checkpoint if reads_matrices else _Shapes(checkpoint)
     decoder = Decoder(config, weights, ops, device=device, shard=shard, stage=stage, relay=relay)
     checkpoint.finish(ignored=lambda name: stage is not None or _is_redundant(name, config))

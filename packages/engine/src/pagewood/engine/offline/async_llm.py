@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from pagewood.engine.api import Abort, PoolingParams, SamplingParams
 from pagewood.engine.beam_search import BeamSearchParams
@@ -17,7 +17,12 @@ from pagewood.engine.offline.calls import Call, Completion
 from pagewood.engine.offline.engine_thread import EngineThread
 from pagewood.engine.offline.options import CallOptions, Each, Sampling
 from pagewood.engine.offline.vectors import RankedDocument, VectorRequests, Vectors
+from pagewood.engine.offline.weight_update import answered_version, weight_update
 from pagewood.engine.text import ReadStops, Tokenizer
+from pagewood.engine.weight_commands import OldKV
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class AsyncLLM:
@@ -224,6 +229,24 @@ class AsyncLLM:
             requests.of_query, query, documents, instruction, priority, top_n=top_n, truncate=truncate
         )
         return requests.ranked(await self._answered(Call(submits, tokenizer=self.tokenizer)), top_n)
+
+    async def update_weights(
+        self,
+        tensors: Iterable[tuple[str, Tensor]] | str | Path,
+        *,
+        version: str | None = None,
+        old_kv: OldKV = "drop",
+    ) -> str:
+        """Let later steps compute with other weights; arguments and result are those of `LLM.update_weights`.
+
+        Steps go on while they are read. The caller may cancel the wait, but not the update.
+        """
+        update = weight_update(tensors, version=version, old_kv=old_kv)
+        question = await asyncio.to_thread(update.__enter__)
+        try:
+            return answered_version(await self._engine.ask(question))
+        finally:
+            update.__exit__(None, None, None)
 
     async def _answered(self, call: Call) -> Call:
         """Return a call when it has all answers; an exception or a cancellation aborts its requests."""

@@ -7,8 +7,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pagewood.engine.api import Abort, Delta, FinishReason, Refusal, Submit, TokenLogprob
+from pagewood.engine.api import (
+    Abort,
+    Delta,
+    FinishReason,
+    Flush,
+    Pause,
+    Refusal,
+    Resume,
+    Submit,
+    TokenLogprob,
+)
 from pagewood.engine.text import ReadStops, TextStream, Tokenizer
+from pagewood.engine.weight_commands import NameVersion, UpdateWeights
+from pagewood.engine.weight_spans import WeightSpan, add_span, spans_shown
 
 ENDS_OF_TEXT = (None, FinishReason.STOP, FinishReason.LENGTH)
 """States of a request in which a match at the end of its text still counts."""
@@ -39,6 +51,8 @@ class Completion:
 
     `num_drafted_tokens` counts the draft tokens that were verified for this prompt, and `num_accepted_tokens` the
     accepted ones among them. Both are 0 if the engine does not speculate.
+
+    `weight_versions` says which weights have computed which of `tokens`; it is empty if they were never updated.
     """
 
     text: str
@@ -51,6 +65,7 @@ class Completion:
     refusal: Refusal | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    weight_versions: tuple[WeightSpan, ...] = ()
 
     def __repr__(self) -> str:
         """Return the beginning of the text, the number of tokens, and how it ended."""
@@ -113,7 +128,8 @@ class Call:
         self.submits = submits
         self.num_each = num_each
         self.notify: Callable[[], None] = lambda: None
-        """Called after each Delta that arrives, and when the call can expect no more."""  # written by: async_llm
+        """Called after each Delta that arrives, and when the call can expect no more."""
+        # written by: async_llm, engine_thread
         self.num_open = len(submits)
         """Requests whose answers are not complete."""  # written by: calls
         self._answers = {
@@ -168,6 +184,32 @@ class Call:
         return self.completions() if self.num_each is None else by_prompt(self.completions(), self.num_each)
 
 
+class Question:
+    """A command to the engine that has one answer and is no request.
+
+    Args:
+        command: its id is the command's.
+    """
+
+    __slots__ = ("answer", "command", "notify")
+
+    def __init__(self, command: UpdateWeights | NameVersion | Pause | Resume | Flush) -> None:
+        self.command = command
+        self.notify: Callable[[], None] = lambda: None
+        """Called when the answer arrives, and when none can be expected."""  # written by: async_llm, engine_thread
+        self.answer: Delta | None = None  # written by: calls
+
+    @property
+    def request_ids(self) -> list[str]:
+        """The id of the command."""
+        return [self.command.request_id]
+
+    def receive(self, delta: Delta) -> None:
+        """Keep the answer."""
+        self.answer = delta
+        self.notify()
+
+
 class Router:
     """Passes each Delta to the call that its request belongs to, no matter which call stepped the engine.
 
@@ -178,7 +220,7 @@ class Router:
     __slots__ = ("_calls",)
 
     def __init__(self) -> None:
-        self._calls: dict[str, Call] = {}  # written by: calls
+        self._calls: dict[str, Call | Question] = {}  # written by: calls
 
     @property
     def num_open(self) -> int:
@@ -189,6 +231,10 @@ class Router:
         """Expect answers to the requests of a call."""
         for submit in call.submits:
             self._calls[submit.request_id] = call
+
+    def ask(self, question: Question) -> None:
+        """Expect the answer to a question."""
+        self._calls[question.command.request_id] = question
 
     def deliver(self, deltas: Iterable[Delta]) -> list[Abort]:
         """Pass Deltas to their calls; return aborts for requests that are still computed but belong to no call."""
@@ -207,7 +253,7 @@ class Router:
         """Expect no more answers to requests; return aborts for those whose last Delta has not arrived."""
         return [Abort(request_id=one) for one in request_ids if self._calls.pop(one, None) is not None]
 
-    def clear(self) -> list[Call]:
+    def clear(self) -> list[Call | Question]:
         """Expect no more answers; return the calls that still waited for answers."""
         calls = list({id(call): call for call in self._calls.values()}.values())
         self._calls.clear()
@@ -217,12 +263,13 @@ class Router:
 class _Answer:
     """One answer to a prompt so far."""
 
-    __slots__ = ("_logprobs", "_prompt_logprobs", "_stream", "_texts", "_tokens", "last")
+    __slots__ = ("_logprobs", "_prompt_logprobs", "_spans", "_stream", "_texts", "_tokens", "last")
 
     def __init__(self, stream: TextStream) -> None:
         self._stream = stream
         self._texts: list[str] = []
         self._tokens: list[int] = []
+        self._spans: list[WeightSpan] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()  # written by: take
         self.last: Delta | None = None
@@ -239,6 +286,7 @@ class _Answer:
             if self._stream.stopped_by is not None:
                 break
         self._logprobs += delta.logprobs[: len(self._tokens) - num_known]
+        add_span(self._spans, delta.weights, len(self._tokens) - num_known)
         if delta.prompt_logprobs:
             self._prompt_logprobs = delta.prompt_logprobs
         if delta.finish is not None and self._stream.stopped_by is None:
@@ -263,4 +311,5 @@ class _Answer:
             refusal=self.last.refusal,
             logprobs=tuple(self._logprobs),
             prompt_logprobs=self._prompt_logprobs,
+            weight_versions=spans_shown(self._spans),
         )

@@ -14,7 +14,7 @@ from pagewood.engine.links import ThreadInbox, ThreadOutbox
 from pagewood.engine.model_folder.folder import default_sampling, model_folder
 from pagewood.engine.model_folder.vector_recipe import read_vector_recipe
 from pagewood.engine.offline.arguments import Arguments
-from pagewood.engine.offline.calls import Call, EngineFailedError, LLMClosedError, Router
+from pagewood.engine.offline.calls import Call, EngineFailedError, LLMClosedError, Question, Router
 from pagewood.engine.text import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -130,6 +130,21 @@ class EngineThread:
         self._router.open(call)
         for submit in call.submits:
             self._inbox.put(submit)
+
+    async def ask(self, question: Question) -> Delta:
+        """Return the answer to a question, when it has come."""
+        self.check()
+        self._check_loop()
+        news = asyncio.Event()
+        question.notify = news.set
+        self._router.ask(question)
+        self._inbox.put(question.command)
+        while question.answer is None:
+            await news.wait()
+            news.clear()
+            if question.answer is None:
+                self.check()
+        return question.answer
 
     def leave(self, request_ids: Iterable[str]) -> None:
         """Abort those of the requests that the engine still computes."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from tqdm import tqdm
 
@@ -20,7 +20,12 @@ from pagewood.engine.offline.calls import Call, Completion
 from pagewood.engine.offline.options import CallOptions, Each, Sampling
 from pagewood.engine.offline.shared_engine import SharedEngine
 from pagewood.engine.offline.vectors import RankedDocument, VectorRequests, Vectors
+from pagewood.engine.offline.weight_update import answered_version, weight_update
 from pagewood.engine.text import ReadStops, Tokenizer
+from pagewood.engine.weight_commands import OldKV
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PROGRESS_AFTER_S = 2.0
 
@@ -277,6 +282,35 @@ class LLM:
         requests = VectorRequests(self._arguments, self.info)
         submits = requests.of_query(query, documents, instruction, priority, top_n=top_n, truncate=truncate)
         return requests.ranked(self._answered(Call(submits, tokenizer=self.tokenizer)), top_n)
+
+    def update_weights(
+        self,
+        tensors: Iterable[tuple[str, Tensor]] | str | Path,
+        *,
+        version: str | None = None,
+        old_kv: OldKV = "drop",
+    ) -> str:
+        """Let later steps compute with other weights; streams go on, with old and new ones.
+
+        Args:
+            tensors: names and tensors of the model, all or some of them; or the folder of a whole model. Names are
+                those of its files, or of its parameters in `transformers`. A pair `NAME.sparse_indices` and
+                `NAME.sparse_values` replaces some elements of a tensor.
+            version: name of the version; None: the number of updates.
+            old_kv: see `UpdateWeights`.
+
+        Returns:
+            The version.
+
+        Raises:
+            TypeError: an item is not a name with a tensor.
+            ValueError: a tensor is not that of the model, or the engine cannot change its weights; the old ones stay.
+            LLMClosedError: the LLM is closed.
+            EngineFailedError: the engine has failed.
+        """
+        self._engine.check()
+        with weight_update(tensors, version=version, old_kv=old_kv) as question:
+            return answered_version(self._engine.ask(question))
 
     def close(self) -> None:
         """Release threads and memory; open streams raise `LLMClosedError`. May be called twice."""

@@ -5,11 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from pagewood.engine.api import Abort, EngineConfig
+from pagewood.engine.api import Abort, Delta, EngineConfig
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Counters, Engine, EngineInfo, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.offline.calls import Call, EngineFailedError, LLMBusyError, LLMClosedError, Router
+from pagewood.engine.offline.calls import (
+    Call,
+    EngineFailedError,
+    LLMBusyError,
+    LLMClosedError,
+    Question,
+    Router,
+)
 from pagewood.engine.offline.signals import SignalHold
 
 
@@ -85,6 +92,21 @@ class SharedEngine:
         """
         with self.turn(), SignalHold():
             self._open(call)
+
+    def ask(self, question: Question) -> Delta:
+        """Return the answer to a question; step the engine until it comes.
+
+        Raises:
+            LLMBusyError: see `turn`.
+        """
+        with self.turn(), SignalHold() as hold:
+            self.check()
+            self._router.ask(question)
+            self._inbox.put(question.command)
+            while question.answer is None:
+                self._step()
+                hold.check()
+            return question.answer
 
     def complete(self, call: Call, progress: Callable[[int], object]) -> None:
         """Start the requests of a call, and step the engine until they are answered; an exception aborts them.

@@ -38,6 +38,7 @@ def oracle_tokens(
     max_length: int,
     window: int | None = None,
     adapter: int = 0,
+    weights: int = 0,
 ) -> list[int]:
     """Generate one request alone, without cache, pages, batch or loop; the output does not contain the stop token.
 
@@ -49,25 +50,36 @@ def oracle_tokens(
         max_length: longest prompt plus output.
         window: positions that a token sees, itself included, if no layer sees all of them; None: one does.
         adapter: what its adapter is made of; 0: it has none.
+        weights: what the model is made of, see `EchoRunner.weights`.
     """
     limit = max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
     tokens = list(prompt)
     output: list[int] = []
     while len(output) < limit:
-        kv = _kv_of(np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32), adapter)
+        kv = _kv_of(np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32), adapter + weights)
         allowed = None
         if sampling.grammar is not None:
             allowed = allowed_tokens(sampling.grammar, output, stop_ids, vocab_size)
             if not allowed:
                 break
         token = _next_token(
-            _seen(kv, window), len(tokens), sampling.temperature, sampling.seed or 0, allowed or vocab_size
+            _seen(kv, window) + weights, len(tokens), sampling.temperature, sampling.seed or 0, allowed or vocab_size
         )
         if token in stop_ids:
             break
         tokens.append(token)
         output.append(token)
     return output
+
+
+def oracle_kv(token: int, position: int, weights: int) -> int:
+    """Return the KV of a token at a position, computed while `EchoRunner.weights` was `weights`."""
+    return _sum(_kv_of(np.array([token], np.int32), np.array([position], np.int32), weights))
+
+
+def oracle_token(kv_sum: int, position: int, weights: int, sampling: SamplingParams, *, vocab_size: int) -> int:
+    """Return the token at a position that sees KV of this sum, drawn while `EchoRunner.weights` was `weights`."""
+    return _next_token(kv_sum + weights, position, sampling.temperature, sampling.seed or 0, vocab_size)
 
 
 def oracle_vector(
@@ -157,6 +169,8 @@ class EchoRunner:
         adapters: Callable[[int], int] | None = None,
     ) -> None:
         self._adapters = adapters
+        self.weights = 0
+        """What the model is made of; it changes the KV and the tokens of later computations."""  # written by: running
         self._slots_of_rows: dict[int, int] = {}
         """By row: the slot of its adapter."""
         self._in_slots: dict[int, int] = {}
@@ -357,7 +371,7 @@ class EchoRunner:
             return chosen
         if allowed == []:
             return None
-        return _next_token(total % 2**64, position, temperature, seed, allowed or self._vocab_size)
+        return _next_token(total + self.weights, position, temperature, seed, allowed or self._vocab_size)
 
     def _chosen(self, row: int, position: int) -> int | None:
         """Return the token that the test has chosen for a position; None: none, or the request of the row has ended."""
@@ -476,8 +490,8 @@ class EchoRunner:
         return np.concatenate([past, kv]), tag
 
     def _adapter_of(self, row: int) -> int:
-        """Return what the adapter of a row is made of, as it is in its slot now; 0: it has none."""
-        return self._in_slots.get(self._slots_of_rows.get(row, -1), 0)
+        """Return what the model and the adapter of a row are made of, as it is in its slot now."""
+        return self.weights + self._in_slots.get(self._slots_of_rows.get(row, -1), 0)
 
     def _first_seen(self, position: int) -> int:
         """Return the first position that the token at `position` sees."""

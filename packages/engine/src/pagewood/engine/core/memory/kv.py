@@ -558,7 +558,12 @@ class KVSpace:
         return True
 
     def publish(self, request: Request) -> None:
-        """Let the cache adopt the computed whole pages that it lacks; duplicates stay private until release."""
+        """Let the cache adopt the computed whole pages that it lacks; duplicates stay private until release.
+
+        KV of several weights is not offered.
+        """
+        if request.renewed_key is not None:
+            return
         if request.num_computed // self.page_size > request.num_published:
             self._offer(request)
         elif self.groups is not None and request.num_computed >= request.num_prompt:  # its end is in no new page
@@ -578,15 +583,18 @@ class KVSpace:
     def release(self, request: Request) -> None:
         """Publish, then take back row, lease and private pages. No step in flight may use them."""
         assert request.num_in_flight == 0
-        if request.num_computed // self.page_size > request.num_published:
+        has_one_key = request.renewed_key is None
+        if has_one_key and request.num_computed // self.page_size > request.num_published:
             self._offer(request)
         if self.groups is not None:
             self.groups.mark_end(request.pages[: request.num_published])
             self._pass(request, request.num_pages)
         self._allocator.free(private_pages(request))
         self.cache.unlock(request.lease)
-        if request.retain_s is not None and request.finish is not None:
+        if request.retain_s is not None and request.finish is not None and has_one_key:
             self._remember(request)
+        if not has_one_key:
+            request.key, request.renewed_key = request.renewed_key, None
         if self.adapters is not None:
             self.adapters.drop(request)
         self._free_rows.append(request.row)

@@ -20,7 +20,7 @@ class EngineState:
     """
 
     waiting: WaitingQueue
-    """Queued, without a row."""  # written by: intake, plan, priority_preemption, pausing, retire
+    """Queued, without a row."""  # written by: intake, plan, priority_preemption, pausing, renewal, retire
     rank: Callable[[Request], Any]
     """Sort key of running requests: the smallest is the last to be preempted."""
     on_end: Callable[[Request], None] | None = None
@@ -29,7 +29,10 @@ class EngineState:
     """Not queued yet, because their grammars are being compiled, or the cache has not said how much it has of them; in
     no order."""  # written by: intake, retire
     num_loading: int = 0
-    """Adapters whose folders are being read."""  # written by: intake
+    """Adapters whose folders are being read, and updates of weights."""  # written by: intake
+    weight_version: str = ""
+    """The name of the weights that compute the steps; empty: those that the engine began with."""
+    # written by: intake
     num_constrained: int = 0
     """Requests with a matcher whose last answer has not been made."""  # written by: intake, retire
     num_reported: int = 0

@@ -92,8 +92,11 @@ class Checkpoint:
         device: torch.device | None = None,
         maps_plain: bool = False,
         progress: Progress | None = None,
+        files: TensorFiles | None = None,
     ) -> None:
         """Open the files of `folder`; `stack` converts tensors to `dtype` on `device` (None: the CPU).
+
+        `files` are read in their place.
 
         With `maps_plain`, `stack` returns plain matrices as `StackedRows`, which read only the rows that are used.
         Without `dtype` it does so too. Vectors are then float32 on the CPU, and a quantised matrix is a `Weight` in its
@@ -108,7 +111,7 @@ class Checkpoint:
         self._device = device
         self._maps_plain = maps_plain or dtype is None
         self._progress = progress
-        self._files: TensorFiles = open_tensors(self.folder)
+        self._files: TensorFiles = open_tensors(self.folder) if files is None else files
         self._names = frozenset(self._files.names())
         self._unread = set(self._names)  # written by: check, finish
         self._naming = Naming.of(self._names)

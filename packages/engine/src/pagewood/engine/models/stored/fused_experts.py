@@ -97,18 +97,27 @@ class SeparateExperts:
         self._files.close()
 
 
-def separate_experts(files: TensorFiles) -> TensorFiles:
-    """Return files in which every expert has its own matrices: `files` themselves if they are so."""
+def separate_experts(files: TensorFiles, *, like: TensorFiles | None = None) -> TensorFiles:
+    """Return files in which every expert has its own matrices: `files` themselves if they are so.
+
+    Args:
+        files: as they are stored.
+        like: all files of the model as they are stored, if `files` may be some of its tensors only.
+    """
     views: dict[str, _View] = {}
     for name in files.names():
         match = _FUSED.fullmatch(name)
         if match is not None:
-            views |= _views(files, name, match)
+            whole = files if like is None or name not in like.names() else like
+            views |= _views(files, name, match, whole)
     return SeparateExperts(files, views) if views else files
 
 
-def _views(files: TensorFiles, name: str, match: re.Match[str]) -> dict[str, _View]:
-    """Return the parts of a tensor of all experts, by the names that they would have alone."""
+def _views(files: TensorFiles, name: str, match: re.Match[str], whole: TensorFiles) -> dict[str, _View]:
+    """Return the parts of a tensor of all experts, by the names that they would have alone.
+
+    The tensors beside it, which say how it is stored, are those of `whole`.
+    """
     place, other = match["place"], match["other"]
     shape = files.header(name)[0]
     is_down = match["kind"] == "down_proj" or other == "output_linear"
@@ -119,10 +128,10 @@ def _views(files: TensorFiles, name: str, match: re.Match[str]) -> dict[str, _Vi
     names = _DOWN if is_down else _GATE_UP
     rows = [slice(None)]
     if not is_down:
-        takes_turns = f"{place}experts.gate_up_proj_bias" in files.names()
-        size = shape[0] if is_alone else _num_outputs(files, name, match)
+        takes_turns = f"{place}experts.gate_up_proj_bias" in whole.names()
+        size = shape[0] if is_alone else _num_outputs(whole, shape, match)
         rows = [slice(0, None, 2), slice(1, None, 2)] if takes_turns else [slice(size // 2), slice(size // 2, None)]
-    is_transposed = suffix == ".weight" and not is_alone and other is None and _has_columns(files, place)
+    is_transposed = suffix == ".weight" and not is_alone and other is None and _has_columns(whole, place)
     return {
         f"{place}{'' if is_alone else f'experts.{expert}.'}{one}{suffix}": _View(
             stored=name, expert=None if is_alone else expert, rows=own, is_transposed=is_transposed
@@ -132,8 +141,7 @@ def _views(files: TensorFiles, name: str, match: re.Match[str]) -> dict[str, _Vi
     }
 
 
-def _num_outputs(files: TensorFiles, name: str, match: re.Match[str]) -> int:
-    shape = files.header(name)[0]
+def _num_outputs(files: TensorFiles, shape: tuple[int, ...], match: re.Match[str]) -> int:
     is_transposed = not match["part"] and match["other"] is None and _has_columns(files, match["place"])
     return shape[-1] if is_transposed else shape[1]
 

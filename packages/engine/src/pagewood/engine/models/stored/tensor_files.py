@@ -149,13 +149,17 @@ def open_tensors(folder: Path) -> TensorFiles:
         FileNotFoundError: there are no weights in it.
         ValueError: a file is damaged, or something in it is not supported.
     """
-    return GGUFFiles(folder) if holds_gguf(folder) else separate_experts(_arranged(folder, SafetensorsFiles(folder)))
+    return GGUFFiles(folder) if holds_gguf(folder) else arranged(folder, SafetensorsFiles(folder))
 
 
-def _arranged(folder: Path, files: TensorFiles) -> TensorFiles:
-    """Return the files as those of Llama's decoders, if config.json names a family with another layout."""
+def arranged(folder: Path, files: TensorFiles, *, like: TensorFiles | None = None) -> TensorFiles:
+    """Return the files of a model as those of Llama's decoders, every expert with matrices of its own.
+
+    The config.json of `folder` may name a family with another layout. For `like` see `separate_experts`.
+    """
     found = stored_layout(folder)
-    return files if found is None else StoredTensors(files, found[0], num_heads=found[1])
+    own = files if found is None else StoredTensors(files, found[0], num_heads=found[1])
+    return separate_experts(own, like=like)
 
 
 def stored_layout(folder: Path) -> tuple[StoredLayout, int] | None:

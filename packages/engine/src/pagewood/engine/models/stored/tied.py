@@ -21,7 +21,7 @@ _ROWS = 4096
 def stored_name(folder: Path, name: str, names: Collection[str]) -> str:
     """Return the name under which a tensor is stored: a tied pair may be stored under the name of the output alone."""
     is_swapped = name.endswith(EMBEDDING.removeprefix("model.")) and name not in names and OUTPUT in names
-    return OUTPUT if is_swapped and _is_tied(folder) else name
+    return OUTPUT if is_swapped and is_tied(folder) else name
 
 
 def check_copy(folder: Path, files: TensorFiles, copy: str, original: str, *, why: str) -> None:
@@ -53,6 +53,7 @@ def check_copy(folder: Path, files: TensorFiles, copy: str, original: str, *, wh
             give_back(part)
 
 
-def _is_tied(folder: Path) -> bool:
+def is_tied(folder: Path) -> bool:
+    """Whether a model's configuration says that the embedding is the output projection."""
     file = folder / "config.json"
     return file.is_file() and Fields.from_file(file).flag("tie_word_embeddings", False)

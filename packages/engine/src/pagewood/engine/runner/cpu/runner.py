@@ -381,6 +381,23 @@ class CPURunner:
         step = _Step(batch=batch, grants=grants, samples=False)
         return self._handle(step, self._worker.submit(partial(self._all_logits, step))).wait()
 
+    def exchange_model(self, model: Decoder[Buffer]) -> None:
+        """Compute later steps with a model that differs in its weights only, and wait until it is so.
+
+        No step may be in flight. Nothing changes if there is no memory for its program.
+
+        Raises:
+            MemoryError: that is so.
+        """
+        self._worker.submit(partial(self._exchange, model)).take()
+
+    def _exchange(self, model: Decoder[Buffer]) -> None:
+        assert self._drafter is None
+        writer = replace(self._writer, model=model)
+        program = writer.write(self._plain.program.capacity)
+        self._model, self._writer = model, writer
+        self._plain = self._full = self._now = program
+
     def start_spans(self) -> None:
         """Record steps and the time of each of their instructions, from the next step on; steps become slower."""
         self._spans = RunnerSpans()

@@ -15,13 +15,16 @@ from pagewood.engine.runner.ranks.link import Link
 from pagewood.engine.runner.ranks.messages import (
     Close,
     Constrain,
+    ExchangeWeights,
     Launch,
+    ReadNewWeights,
     Spans,
     StartSpans,
     TakeSpans,
     receive,
     send,
 )
+from pagewood.engine.runner.ranks.ranked_weights import FollowedWeights
 from pagewood.engine.runner.ranks.segment import Segment
 
 _log = logging.getLogger(__name__)
@@ -34,6 +37,7 @@ def follow(
     rank: int,
     *,
     leave: Callable[[], None],
+    weights: FollowedWeights | None = None,
 ) -> None:
     """Compute what rank 0 sends until it closes the group.
 
@@ -45,9 +49,11 @@ def follow(
         segment: of the group.
         rank: this one.
         leave: called if rank 0 has ended, or cannot be followed; the group has ended then.
+        weights: of this rank; None: they never change.
     """
     steps: SimpleQueue[StepHandle | None] = SimpleQueue()
-    thread = threading.Thread(target=_take, args=(link, runner, segment, rank, steps, leave), name="steps", daemon=True)
+    arguments = (link, runner, segment, rank, steps, leave, weights)
+    thread = threading.Thread(target=_take, args=arguments, name="steps", daemon=True)
     thread.start()
     while (step := steps.get()) is not None:
         try:
@@ -64,10 +70,11 @@ def _take(
     rank: int,
     steps: SimpleQueue[StepHandle | None],
     leave: Callable[[], None],
+    weights: FollowedWeights | None,
 ) -> None:
     """Take messages until the group is closed."""
     try:
-        _follow(link, runner, segment, rank, steps)
+        _follow(link, runner, segment, rank, steps, weights)
     except (EOFError, OSError):
         segment.end(0, "the process of rank 0 has ended")
     except Exception as error:
@@ -84,6 +91,7 @@ def _follow(
     segment: Segment,
     rank: int,
     steps: SimpleQueue[StepHandle | None],
+    weights: FollowedWeights | None,
 ) -> None:
     latest: StepHandle | None = None
     number, profile = 0, profiled(runner)
@@ -108,6 +116,10 @@ def _follow(
             case TakeSpans():
                 spans, num_dropped = ((), 0) if profile is None else profile.take_spans()
                 send(link, Spans(spans=list(spans), num_dropped=num_dropped))
+            case ReadNewWeights() as message if weights is not None:
+                weights.read(message.command)
+            case ExchangeWeights() if weights is not None:
+                weights.exchange()
             case Close():
                 return
             case _:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.core.loop import RunnerLostError
@@ -19,13 +19,12 @@ from pagewood.engine.runner.ranks.cores import divided_cores
 from pagewood.engine.runner.ranks.joint_progress import JointProgress
 from pagewood.engine.runner.ranks.link import Link
 from pagewood.engine.runner.ranks.messages import (
+    Answer,
     Begin,
-    CanMeet,
     Close,
     Doing,
     Failed,
     FromRank,
-    Loaded,
     Ready,
     Said,
     Spans,
@@ -48,8 +47,6 @@ _CLOSE_S = HEARTBEAT_S
 """How long all ranks may take to end."""
 _LOOK_S = 0.2
 """How often a rank that waits for others reports what they do."""
-
-Answer = TypeVar("Answer", Loaded, CanMeet, Ready, Spans)
 
 
 class RankProcess(Protocol):
@@ -251,6 +248,13 @@ class Group:
         with self._changed:
             self._progress.note(0, Doing(what=what, done=done, total=total))
         self._report()
+
+    def has_answers(self, kind: type[FromRank]) -> bool:
+        """Return whether `answers` would not wait: all have answered, or the group has ended."""
+        with self._changed:
+            return self.segment.end_reason is not None or all(
+                (rank, kind) in self._answers for rank in range(1, self.count)
+            )
 
     def answers(self, kind: type[Answer]) -> list[Answer]:
         """Wait for an answer of each other rank, in their order, and report what all ranks do.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from pagewood.engine.api import EngineConfig
+from pagewood.engine.api import EngineConfig, Refusal
 from pagewood.engine.observe.profiling import Span
 from pagewood.engine.runner.ranks.link import Link
+from pagewood.engine.weight_commands import WeightCommand
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -66,11 +67,23 @@ class TakeSpans(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Record no more, and answer with `Spans`."""
 
 
+class ReadNewWeights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Read your part of new weights, go on with steps meanwhile, and answer with `WeightsRead`."""
+
+    command: WeightCommand
+
+
+class ExchangeWeights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Compute the steps behind this message with what was read, and answer with `WeightsExchanged`."""
+
+
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Compute what was launched, and end."""
 
 
-ToRank: TypeAlias = Begin | Sizes | Launch | Constrain | StartSpans | TakeSpans | Close
+ToRank: TypeAlias = (
+    Begin | Sizes | Launch | Constrain | StartSpans | TakeSpans | ReadNewWeights | ExchangeWeights | Close
+)
 
 
 class Doing(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -130,7 +143,22 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_dropped: int
 
 
-FromRank: TypeAlias = Doing | Said | Loaded | CanMeet | Ready | Failed | Spans
+class WeightsRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank has its part of new weights, or cannot use it."""
+
+    refusal: Refusal | None
+
+
+class WeightsExchanged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank computes with new weights from the next step on, or goes on with the old ones."""
+
+    why_not: str | None
+
+
+FromRank: TypeAlias = Doing | Said | Loaded | CanMeet | Ready | Failed | Spans | WeightsRead | WeightsExchanged
+
+Answer = TypeVar("Answer", Loaded, CanMeet, Ready, Spans, WeightsRead, WeightsExchanged)
+"""What rank 0 waits for from all others."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _to_rank = msgspec.msgpack.Decoder(ToRank)

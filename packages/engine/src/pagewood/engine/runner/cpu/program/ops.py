@@ -259,6 +259,7 @@ class CPUOps:
         pair_level: PairLevel | None = None,
         exchange: Exchange | None = None,
         adapters: CPUAdapters | None = None,
+        expert_rows: Mapping[int, NDArray[np.int64]] | None = None,
     ) -> None:
         """Choose the form of weights.
 
@@ -268,6 +269,7 @@ class CPUOps:
             pair_level: the same for products of bfloat16 numbers.
             exchange: with the other ranks of the model; None: it is whole.
             adapters: of the projections; None: there are none.
+            expert_rows: of the same model with other weights, to be counted on; None: rows are counted anew.
         """
         self._exchange = exchange
         self._adapters = adapters
@@ -279,7 +281,7 @@ class CPUOps:
         self.units: dict[Unit, None] = {} if exchange is None else {EXCHANGE: None}
         """Further kernels that the parts so far need, in the order of their first use."""
         # written by: adaptable, experts, placing
-        self.expert_rows: dict[int, NDArray[np.int64]] = {}
+        self.expert_rows: dict[int, NDArray[np.int64]] = dict(expert_rows or {})
         """By layer, how many rows each placed expert has had, where they are counted."""  # written by: experts
 
     def linear(self, weight: Matrix, bias: Tensor | None) -> Linear[Buffer]:
@@ -489,7 +491,8 @@ class CPUOps:
         counts: NDArray[np.int64] | None = None
         if matrices.counted_as is not None:
             self.units[PLACING] = None
-            counts = self.expert_rows[matrices.counted_as] = np.zeros(matrices.num_placed or matrices.count, np.int64)
+            size = matrices.num_placed or matrices.count
+            counts = self.expert_rows.setdefault(matrices.counted_as, np.zeros(size, np.int64))
         return CPUExperts(
             gate_up, down, self, count=matrices.count, first=matrices.first, rows=counts, activation=activation,
             weighs_inputs=weighs_inputs,

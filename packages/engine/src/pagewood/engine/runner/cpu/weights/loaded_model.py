@@ -25,6 +25,7 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.expert_division import division_mark
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stage import Stage
+from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cpu.compiled.exchange import EXCHANGE
 from pagewood.engine.runner.cpu.compiled.hand_over import HAND_OVER
 from pagewood.engine.runner.cpu.compiled.instruction import Unit
@@ -89,6 +90,8 @@ def load_cpu_model(
     relay: ChannelRelay | None = None,
     adapters: CPUAdapters | None = None,
     progress: Progress | None = None,
+    files: TensorFiles | None = None,
+    expert_rows: Mapping[int, NDArray[np.int64]] | None = None,
 ) -> LoadedModel:
     """Load the decoder in `folder`, or a rank's part of it; see `load_model` for errors.
 
@@ -109,12 +112,14 @@ def load_cpu_model(
         relay: between the stages; None: there is one.
         adapters: of the projections; None: there are none.
         progress: called for every tensor.
+        files: in place of the folder's; their weights are in memory only.
+        expert_rows: where rows are counted on; None: anew.
     """
     load = partial(
         _load, folder, max_length=max_length, shard=shard, stage=stage, change=change, exchange=exchange, relay=relay,
-        adapters=adapters, progress=progress,
+        adapters=adapters, progress=progress, files=files, expert_rows=expert_rows,
     )  # fmt: skip
-    if form not in _CACHED:
+    if form not in _CACHED or files is not None:
         return load(Packer(form, activations=activations, num_threads=num_threads))
     digest.begin()
     started = time.monotonic()
@@ -198,11 +203,13 @@ def _load(
     relay: ChannelRelay | None,
     adapters: CPUAdapters | None,
     progress: Progress | None,
+    files: TensorFiles | None,
+    expert_rows: Mapping[int, NDArray[np.int64]] | None,
     reads_matrices: bool = True,
 ) -> LoadedModel:
     if adapters is not None:
         adapters.begin()
-    ops = CPUOps(packer, exchange=exchange, adapters=adapters)
+    ops = CPUOps(packer, exchange=exchange, adapters=adapters, expert_rows=expert_rows)
     dtype = torch.float32 if packer.form == "float32" else None
     model = load_model(
         folder,
@@ -216,6 +223,7 @@ def _load(
         relay=relay,
         change=change,
         progress=progress,
+        files=files,
     )
     return LoadedModel(
         model=model,

@@ -1,0 +1,126 @@
+"""The weights that an engine computes with: their version, and those that are being read to replace them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagewood.engine.api import Refusal
+from pagewood.engine.weight_commands import UpdateWeights, WeightCommand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadWeights:
+    """Weights that have been read and checked, and can be computed with."""
+
+    digest: str
+    """Distinguishes their KV from that of all other weights of the model; of what is no whole update, nothing."""
+
+
+class ReadingWeights(Protocol):
+    """Weights that are being read."""
+
+    def done(self) -> bool:
+        """Whether they have been read, or cannot be."""
+        ...
+
+    def result(self) -> ReadWeights | Refusal:
+        """Return what is known of them, or why they cannot be used; only when it is `done`."""
+        ...
+
+
+class WeightSource(Protocol):
+    """Reads weights beside the steps, and lets the runner compute with them."""
+
+    def read(self, command: WeightCommand) -> ReadingWeights:
+        """Begin to carry out a command, such as to read the weights of an update."""
+        ...
+
+    def exchange(self) -> str | None:
+        """Let later steps compute with the weights that were read last; no step is in flight.
+
+        Returns:
+            Why the old weights stay, or None.
+        """
+        ...
+
+    def close(self) -> None:
+        """Read no more weights."""
+        ...
+
+
+class ServedWeights:
+    """The weights of an engine. Invariant: `version` and `digest` are those of the weights of the next step.
+
+    Args:
+        source: reads weights; None: they never change.
+        why_fixed: why there is no source.
+    """
+
+    __slots__ = ("_command", "_num_kept", "_num_updates", "_reading", "_source", "_why_fixed", "digest", "version")
+
+    def __init__(self, source: WeightSource | None, *, why_fixed: str = "") -> None:
+        self._source = source
+        self._why_fixed = why_fixed
+        self._command: WeightCommand | None = None  # written by: weights
+        self._reading: ReadingWeights | None = None  # written by: weights
+        self._num_updates = 0  # written by: weights
+        self._num_kept = 0
+        """Updates whose weights have added to the KV of others, which is nobody's from then on."""
+        # written by: weights
+        self.version = ""
+        """The name of the weights; empty: those that the engine began with."""  # written by: weights, intake
+        self.digest: str | None = None
+        """A part of the keys of cached prefixes; None: the weights that the engine began with."""
+        # written by: weights
+
+    @property
+    def is_due(self) -> bool:
+        """Whether an update has been read, so that it can be carried out or refused."""
+        return self._reading is not None and self._reading.done()
+
+    def begin(self, command: WeightCommand) -> Refusal | None:
+        """Begin to carry out a command; return why not, or None."""
+        if self._source is None:
+            message = f"the weights of this engine cannot be updated, because {self._why_fixed}"
+            return Refusal(message=message, code="weights_fixed")
+        if self._reading is not None:
+            return Refusal(message="weights must be updated one after the other", code="weights_busy")
+        self._command, self._reading = command, self._source.read(command)
+        return None
+
+    def exchange(self) -> tuple[WeightCommand, Refusal | None]:
+        """Compute with the weights that are due from the next step on; no step is in flight.
+
+        Returns:
+            The command, and why the old weights stay, or None.
+        """
+        assert self._source is not None
+        assert self._command is not None
+        assert self._reading is not None
+        command, found = self._command, self._reading.result()
+        self._command = self._reading = None
+        if isinstance(found, Refusal):
+            return command, found
+        if not isinstance(command, UpdateWeights) or not command.is_last:
+            return command, None
+        why_not = self._source.exchange()
+        if why_not is not None:
+            return command, Refusal(message=f"the weights could not be exchanged: {why_not}", code="weights_failed")
+        self._num_updates += 1
+        self.version = command.version or str(self._num_updates)
+        if command.old_kv == "keep":
+            self._num_kept += 1
+        else:
+            self.digest = f"{found.digest} {self._num_kept}" if self._num_kept else found.digest
+        return command, None
+
+    def drop(self) -> str | None:
+        """Forget the update that is being read; return the id of its command, or None."""
+        command, self._command, self._reading = self._command, None, None
+        return None if command is None else command.request_id
+
+    def close(self) -> None:
+        """Read no more weights."""
+        if self._source is not None:
+            self._source.close()

@@ -1,0 +1,120 @@
+"""Commands that change the weights of an engine while it runs. Standard library and msgspec only."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+OldKV: TypeAlias = Literal["drop", "keep", "recompute"]
+"""What becomes of the KV that earlier weights have computed, see `UpdateWeights.old_kv`."""
+MAX_VERSION = 128
+"""Longest name of a version, in characters."""
+
+
+class Received(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that the rank 0 of a group sends."""
+
+    name: str
+    dtype: str
+    """As torch names it, as in "bfloat16"."""
+    shape: tuple[int, ...]
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, kw_only=True, tag="update_weights"):
+    """Compute with other weights, from one step on. Steps go on with the old ones while the new ones are read.
+
+    Tensors have the names that they have in the files of the model, or in memory in `transformers`. What is not named
+    stays as it is, unless `folder` names the whole model. `NAME.sparse_indices` and `NAME.sparse_values` replace some
+    elements of the tensor NAME, counted in the order of its rows.
+
+    The answer is a `Delta` that ends with `stop` and has the version, or with a refusal that says which tensor is
+    wrong; the old weights then stay, as if nothing had been asked for. It is refused while another update is read.
+
+    An update may come in parts: those with `is_last` False are only kept, and all of them count with the last one,
+    which may be empty. A folder begins anew.
+
+    Raises:
+        ValueError: there is no place or there are two, `version` is too long, or `old_kv` is unknown.
+    """
+
+    request_id: str
+    folder: str | None = None
+    """Folder of the whole model, on the engine's machine."""
+    files: tuple[str, ...] = ()
+    """Files of safetensors, on the engine's machine; they may be removed after the answer."""
+    group: str | None = None
+    """Name of the group, see `JoinGroup`, whose rank 0 sends the tensors of `received`, one after the other."""
+    received: tuple[Received, ...] = ()
+    is_last: bool = True
+    """Whether steps have the new weights behind it; otherwise it is a part of an update."""
+    version: str | None = None
+    """Name of the version, with every token that is computed from then on; None: the number of updates so far."""
+    old_kv: OldKV = "drop"
+    """drop: no further request gets cached KV of other weights, and what runs goes on behind what it has computed;
+    keep: cached KV is used as if the weights were the same; recompute: what runs also computes its KV again."""
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        num_places = (self.folder is not None) + bool(self.files) + (self.group is not None)
+        if num_places > 1 or (not num_places and not self.is_last):
+            raise ValueError(
+                f"one of folder, files and group must be given, not both or none, got {self.folder!r}, "
+                f"{self.files!r:.200} and {self.group!r}"
+            )
+        if (self.group is None) != (not self.received):
+            raise ValueError(f"received must be given with group, got {self.group!r} and {len(self.received)} tensors")
+        if self.version is not None and not 0 < len(self.version) <= MAX_VERSION:
+            raise ValueError(f"version must have 1 to {MAX_VERSION} characters, got {self.version!r:.200}")
+        if self.old_kv not in ("drop", "keep", "recompute"):
+            raise ValueError(f"old_kv must be drop, keep or recompute, got {self.old_kv!r}")
+
+
+class JoinGroup(msgspec.Struct, frozen=True, kw_only=True, tag="join_group"):
+    """Join a group of processes of `torch.distributed`, whose rank 0, the trainer, then sends tensors.
+
+    The answer is a `Delta` that ends with `stop`, or with a refusal. Steps go on meanwhile.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    request_id: str
+    name: str
+    address: str
+    """Host of rank 0, or its address."""
+    port: int
+    first_rank: int
+    """Rank of this engine, or of its rank 0: its others follow."""
+    world_size: int
+    backend: str = "gloo"
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if not 0 < self.first_rank < self.world_size:
+            raise ValueError(f"first_rank must be in [1, {self.world_size}), got {self.first_rank}")
+        if not 0 < self.port < 65536:
+            raise ValueError(f"port must be in [1, 65536), got {self.port}")
+
+
+class LeaveGroup(msgspec.Struct, frozen=True, kw_only=True, tag="leave_group"):
+    """Leave a group; its name is free then. The answer is a `Delta` that ends with `stop`, or with a refusal."""
+
+    request_id: str
+    name: str
+
+
+WeightCommand: TypeAlias = UpdateWeights | JoinGroup | LeaveGroup
+"""Commands for the source of weights, which carries them out one after the other."""
+
+
+class NameVersion(msgspec.Struct, frozen=True, kw_only=True, tag="name_version"):
+    """Give the present weights another name; nothing else changes. The answer is a `Delta` that ends with `stop`."""
+
+    request_id: str
+    version: str
+
+    def __post_init__(self) -> None:
+        """Check the name."""
+        if not 0 < len(self.version) <= MAX_VERSION:
+            raise ValueError(f"version must have 1 to {MAX_VERSION} characters, got {self.version!r:.200}")
