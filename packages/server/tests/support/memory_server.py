@@ -18,6 +18,7 @@ import httpx
 
 from echo_adapters import EchoAdapters
 from echo_folder import EOS_ID
+from echo_weights import EchoWeights
 from memory_link import MemoryLink
 from pagewood.engine.api import EngineConfig, SamplingParams, TenantQuota
 from pagewood.engine.assemble import assemble
@@ -28,6 +29,7 @@ from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.observe.expert_load import ExpertRows
 from pagewood.engine.core.steps.speculation import Drafting
+from pagewood.engine.core.weights import ServedWeights
 from pagewood.engine.model_folder.folder import default_sampling
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.observe.cache_events import CacheEvents
@@ -403,8 +405,9 @@ class MemoryServer:
         temperature: float = 0.0,
         seed: int | None = None,
         adapter: int = 0,
+        weights: int = 0,
     ) -> list[int]:
-        """Return the echo model's answer to a prompt, computed by the oracle; for `adapter` see `oracle_tokens`."""
+        """Return the echo model's answer to a prompt, computed by the oracle; for what it is of see `oracle_tokens`."""
         return oracle_tokens(
             prompt,
             SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed),
@@ -412,6 +415,7 @@ class MemoryServer:
             stop_ids=frozenset({EOS_ID}),
             max_length=self._max_length,
             adapter=adapter,
+            weights=weights,
         )
 
     def expected_text(
@@ -468,6 +472,8 @@ class MemoryServer:
             generates=self._generates,
         )
 
+        runners: list[EchoRunner] = []
+
         def make_runner(kv: AnyKV) -> GatedRunner:
             runner = EchoRunner(
                 num_rows=NUM_ROWS,
@@ -481,6 +487,7 @@ class MemoryServer:
                 answer=None if self._script is None else self._answer,
                 adapters=self._adapters.contents.__getitem__ if self._max_adapters else None,
             )
+            runners.append(runner)
             return GatedRunner(runner, gate)
 
         engine = assemble(
@@ -497,6 +504,7 @@ class MemoryServer:
             inbox=inbox,
             outbox=EngineOutbox(self._to_detokenizer, incarnation=incarnation, replica=number),
             expert_rows=self._expert_rows,
+            weights=ServedWeights(EchoWeights(lambda: runners[0])),
         )
         engine.measure()
         heartbeat = Heartbeat(

@@ -52,6 +52,8 @@ class ServeConfig:
     """Folder with the tokenizer and the configuration of the model."""
     adapter_folders: tuple[Path, ...] = ()
     """Admins may load adapters that lie below these; empty: none."""
+    update_folders: tuple[Path, ...] = ()
+    """Admins may update weights from files below these; empty: from none."""
     replicas: int = 1
     """Engines that serve the model, each with cores and KV memory of its own."""
     prefill_replicas: int = 0

@@ -39,6 +39,7 @@ from pagewood.engine.api import (
 from pagewood.engine.observe.view import EngineView
 from pagewood.engine.text import Part
 from pagewood.engine.text import PartKind as PartKind
+from pagewood.engine.weight_commands import JoinGroup, LeaveGroup, NameVersion, UpdateWeights, WeightCommand
 from pagewood.server.messages.measurement import Measurement
 
 T = TypeVar("T")
@@ -235,7 +236,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
 
 WithPrompt = Generate | Encode | RetainText
 """Messages whose prompt is tokenized."""
-NewRequest = WithPrompt | Profile | Flush | Pause | Resume | LoadAdapter | UnloadAdapter
+NewRequest = WithPrompt | Profile | Flush | Pause | Resume | LoadAdapter | UnloadAdapter | WeightCommand | NameVersion
 
 
 def ids_of(message: NewRequest) -> tuple[str, ...]:
@@ -304,6 +305,10 @@ ToRouter = (
     | Retain
     | LoadAdapter
     | UnloadAdapter
+    | UpdateWeights
+    | JoinGroup
+    | LeaveGroup
+    | NameVersion
     | Profile
     | Watch
 )
@@ -489,6 +494,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """The answer to an `Encode`; None: to another request, or it was refused."""
     output: tuple[int, ...] = ()
     """All tokens of the step, also those behind the end of the answer, if the HTTP process keeps them."""
+    computed: tuple[str, int] | None = None
+    """The version of the weights that have computed the step's tokens, and how many of these belong to the answer;
+    None: the weights that the engine began with. In the answer to an update, the version and 0."""
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):

@@ -17,6 +17,7 @@ from pagewood.server.messages import wire
 from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.models.engine_group import EngineGroup
 from pagewood.server.requests.adapters import ServedAdapters
+from pagewood.server.requests.weights import ServedVersion
 
 # The HTTP stack takes long to import. It is imported while the child processes start, which takes longer.
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class ServedModel:
             defaults=self._defaults,
             model_name=self.name,
             adapters=self.adapters,
+            weights=ServedVersion(folders=self.config.update_folders),
             template=self.template(),
             recipe=self._recipe,
             metrics=self.metrics if self.config.metrics else None,

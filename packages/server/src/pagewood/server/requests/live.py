@@ -360,7 +360,7 @@ class LiveRequests:
         return list(itertools.islice(found, limit))
 
     def abort(self, name: str) -> int:
-        """End the HTTP requests with that name that the present caller may end; each gets an error.
+        """End the HTTP requests with that name that the present caller may end; each gets an error, or what there is.
 
         Returns:
             How many there are.
@@ -369,7 +369,11 @@ class LiveRequests:
         groups = {request.group for request in self._live.values()} | self._growing
         named = [group for group in groups if _is_named(group, name, caller)]
         for group in named:
-            self._end(group, aborted())
+            if group.shows_partial and all(self._live[one].answered for one in group.open_ids):
+                for one in group.open_ids:  # its answer says what there is of it
+                    self._send_cancel(one, self._live[one].tokenizer)
+            else:
+                self._end(group, aborted())
         return len(named)
 
     def take(self, answers: wire.Answers) -> None:

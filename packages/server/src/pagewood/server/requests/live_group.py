@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pagewood.engine.api import FinishReason
 from pagewood.server.http.errors import failed
 from pagewood.server.keys.caller import Caller
 from pagewood.server.keys.quota import Quota
@@ -52,6 +53,9 @@ class LiveGroup:
     """Its latest pause or resumption; None: it was never paused."""
     deadline: asyncio.TimerHandle | None = None  # written by: LiveRequests
     """Ends it when its time is over; None: it has no deadline."""
+    shows_partial: bool = False
+    """Whether its reader gets what there is of an answer that was aborted, instead of an error."""
+    # written by: service
     may_repeat: bool = False
     """Whether its requests are sent again if a process dies that holds them."""
 
@@ -71,6 +75,8 @@ class LiveGroup:
         if isinstance(item, Exception):
             raise item
         index, answer = item
+        if answer.finish is FinishReason.ABORT and self.shows_partial:
+            return index, answer
         if answer.finish is not None:
             names = {"prompt": self.prompt_param, "grammar": self.grammar_param, **self.param_names}
             error = failed(answer.finish, answer.refusal, names=names)

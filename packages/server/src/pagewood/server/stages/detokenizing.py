@@ -109,6 +109,7 @@ class _Open:
             stopped_by=self.stream.stopped_by if self.parser is None else self.parser.stopped_by,
             tokens=bytes_of(delta.tokens[: new.num_tokens]) if self.reports_tokens else b"",
             output=delta.tokens if self.keeps_output else (),
+            num_tokens=new.num_tokens,
         )
 
     def replay(self, tokens: Sequence[int]) -> None:
@@ -346,8 +347,9 @@ def _answer_to(
     tokens: bytes = b"",
     encoded: wire.Encoded | None = None,
     output: tuple[int, ...] = (),
+    num_tokens: int = 0,
 ) -> wire.Answer:
-    """Return the answer; `num_unused` of the new tokens are not shown, and do not count."""
+    """Return the answer; `num_unused` of the new tokens are not shown, and do not count, `num_tokens` are."""
     return wire.Answer(
         delta.request_id,
         text,
@@ -368,4 +370,5 @@ def _answer_to(
         delta.timings,
         encoded,
         output,
+        (delta.weights, num_tokens) if delta.weights else None,
     )

@@ -91,6 +91,16 @@ def add_model_options(page: Page) -> None:
         more="By /v1/load_lora_adapter or /load_lora_adapter. Without it, they may load none.",
     )
     model.add(
+        "--update-folder",
+        action="append",
+        type=Path,
+        default=[],
+        dest="update_folders",
+        metavar="FOLDER",
+        help="admins may update the weights from files below it by request; may be repeated",
+        more="By /update_weights_from_disk or /update_weights_from_files. Without it, they may not.",
+    )
+    model.add(
         "--merge-adapter",
         type=Path,
         metavar="FOLDER",

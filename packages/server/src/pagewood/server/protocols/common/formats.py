@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, Protocol
 import msgspec
 
 from pagewood.engine.api import Explanation, RequestTimings
+from pagewood.engine.weight_spans import WeightSpan, add_span, spans_shown
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.messages.token_ids import ids_of
@@ -65,6 +66,8 @@ class Tally:
     num_drafted_tokens: int = 0  # written by: add
     num_accepted_tokens: int = 0  # written by: add
     num_reasoning_tokens: int = 0  # written by: _count
+    spans: list[WeightSpan] = field(default_factory=list[WeightSpan])
+    """Which weights have computed its tokens; empty: those that the engine began with."""  # contents written by: add
     _num_counted: int = 0  # written by: _count
     """Output tokens up to the last step that showed something."""
     _last_kind: str = ""  # written by: _count
@@ -72,6 +75,8 @@ class Tally:
 
     def add(self, answer: wire.Answer) -> None:
         """Take over the counts of the latest answer; they only grow."""
+        if answer.computed is not None or self.spans:
+            self._note_version(answer)
         if answer.num_output_tokens > self.num_output_tokens:
             self.num_output_tokens = answer.num_output_tokens
         if answer.num_prompt_tokens > self.num_prompt_tokens:
@@ -83,6 +88,22 @@ class Tally:
             self.num_accepted_tokens = answer.num_accepted_tokens
         if answer.parts is not None:
             self._count(answer, answer.parts)
+
+    def _note_version(self, answer: wire.Answer) -> None:
+        """Add the tokens of a step to the spans of the weights, before they are counted."""
+        if not self.spans:
+            add_span(self.spans, "", self.num_output_tokens)
+        if answer.computed is not None:
+            add_span(self.spans, *answer.computed)
+        elif answer.finish is None:  # by an engine that has begun anew; the last step may have no token to show
+            add_span(self.spans, "", answer.num_output_tokens - self.num_output_tokens)
+
+    @property
+    def weight_versions(self) -> tuple[WeightSpan, ...]:
+        """Which weights have computed its tokens so far."""
+        if not self.spans:
+            return spans_shown([WeightSpan("", 0, self.num_output_tokens)], always=True)
+        return spans_shown(self.spans, always=True)
 
     def _count(self, answer: wire.Answer, parts: Sequence[wire.Part]) -> None:
         """Count the tokens of steps that wrote reasoning, by the rule of `Choice`."""

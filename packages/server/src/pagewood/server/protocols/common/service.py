@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pagewood.engine.api import Flush, LoadAdapter, Pause, RequestOptions, Resume, SamplingParams, UnloadAdapter
+from pagewood.engine.api import RequestOptions, SamplingParams
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.text import ResponseTemplate
 from pagewood.server.dashboard.live_data import Watchers
@@ -30,6 +30,7 @@ from pagewood.server.replicas.fleet_status import ServerStatus
 from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.live import LiveRequests, new_request_id
 from pagewood.server.requests.status import EngineState
+from pagewood.server.requests.weights import ServedVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,8 @@ class Generation:
     fills_window: bool = False
     """Whether the `max_tokens` of its sampling may exceed the room that the prompt leaves in the model's longest text;
     see `wire.Generate.fills_window`."""
+    shows_partial: bool = False
+    """See `LiveGroup.shows_partial`."""
     stream: bool = False
 
 
@@ -75,6 +78,7 @@ class Service:
     """Sampling parameters of requests that give none."""
     model_name: str
     adapters: ServedAdapters = field(default_factory=ServedAdapters)
+    weights: ServedVersion = field(default_factory=ServedVersion)
     template: ResponseTemplate | None = None
     """How answers of the model are read; None: answers are plain text."""
     recipe: VectorRecipe = field(default_factory=VectorRecipe)
@@ -194,6 +198,7 @@ class Service:
             param_names=generation.param_names,
             names=names,
         )
+        group.shows_partial = generation.shows_partial
         if options.deadline_s is not None:
             self.live.end_at(group, options.deadline_s)
         return GroupResponse(
@@ -236,7 +241,7 @@ class Service:
 
     async def ask(
         self,
-        message: wire.Encode | wire.RetainText | wire.Profile | Flush | Pause | Resume | LoadAdapter | UnloadAdapter,
+        message: wire.NewRequest,
         *,
         prompt_param: str = "",
         param_names: Mapping[str, str] | None = None,

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from pagewood.engine.weight_spans import WeightSpan
 from pagewood.server.protocols.common.timings import Chunk
 
 TokenLogprob = tuple[float | None, int, str | None]
@@ -15,7 +16,7 @@ TokenLogprob = tuple[float | None, int, str | None]
 class EndReason(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Why an answer ended."""
 
-    type: Literal["stop", "length", "cache_threshold"]
+    type: Literal["stop", "length", "cache_threshold", "abort"]
     length: int | None = None
     """Its tokens, if it reached its longest length."""
 
@@ -68,6 +69,10 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the answer so far, with the one that ended it."""
     cached_tokens: int
     """Tokens of the prompt whose KV was cached."""
+    weight_version: str
+    """The version of the weights that have computed its last token; `default`: those that the engine began with."""
+    weight_versions: tuple[WeightSpan, ...]
+    """Which versions have computed which of its tokens: version, first token, and the one behind the last."""
     output_token_logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
     output_top_logprobs: list[list[TokenLogprob]] | msgspec.UnsetType = msgspec.UNSET
     input_token_logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
@@ -138,6 +143,8 @@ class Paused(msgspec.Struct, frozen=True):
     """Whether the engine computes, or one request is computed."""
 
     paused: bool
+    status: Literal["paused", "resumed"] | msgspec.UnsetType = msgspec.UNSET
+    """To a request in the words of vLLM."""
     requests: int | msgspec.UnsetType = msgspec.UNSET
     """With `rid`: how many answers of that request are not complete."""
 

@@ -117,6 +117,10 @@ class NativeEndpoints:
                 path="/pause",
                 endpoint=self.pause,
                 admin=True,
+                query={
+                    "mode": {"type": "string", "enum": ["abort", "wait", "keep"]},
+                    "clear_cache": {"type": "boolean"},
+                },
                 body=fields.PauseRequest,
                 example={"mode": "retract"},
                 answer=answers.Paused,
@@ -222,7 +226,10 @@ class NativeEndpoints:
         return json_response(answers.Templated(text=encoded.text, count=num_ids(encoded.tokens)))
 
     async def abort(self, request: Request) -> Response:
-        """End a request of any protocol, by its id or that of its answers; its client gets the error `aborted`."""
+        """End a request of any protocol, by its id or that of its answers.
+
+        Its client gets the error `aborted`, or from `/generate` what there is of the answers.
+        """
         said = await self.models.reader.read(request, parser(fields.AbortRequest))
         num_aborted = sum(service.live.abort(said.rid) for service in self.models.loaded())
         if not num_aborted:
@@ -239,9 +246,12 @@ class NativeEndpoints:
     async def pause(self, request: Request) -> Response:
         """Stop computing until `/resume`: for one request, or for all.
 
-        No request ends unless the mode is `abort`; new ones are queued, and running ones go on afterwards.
+        No request ends unless the mode is `abort`; new ones are queued, and running ones go on afterwards. The query
+        may say it in the words of vLLM: abort, wait (for those that are there) or keep.
         """
         said = await self.models.reader.read(request, parser(fields.PauseRequest, is_optional=True))
+        if "mode" in request.query_params:
+            return await self._pause_as_vllm(request, said)
         if said.rid is not None:
             if said.mode == "abort":
                 raise ApiError("A single request is aborted by '/abort'.", param="mode", code="invalid_value")
@@ -252,6 +262,23 @@ class NativeEndpoints:
         )
         service.status.paused = "retract" if said.mode == "retract" else "in_place"
         return json_response(answers.Paused(True))
+
+    async def _pause_as_vllm(self, request: Request, said: fields.PauseRequest) -> Response:
+        """Pause all requests, in the words of vLLM."""
+        mode, clears = request.query_params["mode"], request.query_params.get("clear_cache", "false")
+        if said != fields.PauseRequest() or mode not in ("abort", "wait", "keep") or clears not in ("true", "false"):
+            raise ApiError(
+                "'mode' of the query must be abort, wait or keep, 'clear_cache' true or false, and there must be no "
+                f"body, but got '{mode[:40]}' and '{clears[:40]}'.",
+                param="mode",
+                code="invalid_value",
+            )
+        service = self._chosen(request)
+        await service.ask(Pause(request_id=new_request_id("req"), abort=mode == "abort", waits=mode == "wait"))
+        service.status.paused = "in_place"
+        if clears == "true":
+            await service.ask(Flush(request_id=new_request_id("req")))
+        return json_response(answers.Paused(True, status="paused"))
 
     async def resume(self, request: Request) -> Response:
         """Compute again after `/pause`."""
@@ -308,7 +335,7 @@ class NativeEndpoints:
         num_requests = sum(service.live.hold(rid, mode) for service in self.models.loaded())
         if not num_requests:
             raise ApiError(f"No request '{rid}' is queued or running.", status=404, code="request_not_found")
-        return json_response(answers.Paused(mode != "resume", num_requests))
+        return json_response(answers.Paused(mode != "resume", requests=num_requests))
 
     def _chosen(self, request: Request) -> Service:
         """Return the service that a command concerns, which is ready.
@@ -384,6 +411,7 @@ class NativeEndpoints:
             num_answers=num_answers,
             num_choices=num_answers,
             bad_words=tuple(chosen.bad_words),
+            shows_partial=True,
             stream=bool(said.stream),
         )
         return service.generate(generation, model, names=names_of(request, answer_id), format=format)

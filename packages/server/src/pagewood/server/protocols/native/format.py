@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
 from pagewood.engine.api import Explanation, RequestTimings
+from pagewood.engine.weight_spans import FIRST_VERSION
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.messages.token_ids import ids_of
@@ -105,13 +106,20 @@ class NativeFormat:
         if finish == "length":
             reason = EndReason(type="length", length=tally.num_output_tokens)
         elif finish:
-            reason = EndReason(type="cache_threshold" if finish == "cache_threshold" else "stop")
+            kinds: dict[str, Literal["cache_threshold", "abort"]] = {
+                "cache_threshold": "cache_threshold",
+                "abort": "abort",
+            }
+            reason = EndReason(type=kinds.get(finish, "stop"))
+        versions = tally.weight_versions
         found = MetaInfo(
             id=self.id,
             finish_reason=reason,
             prompt_tokens=tally.num_prompt_tokens,
             completion_tokens=tally.num_output_tokens,
             cached_tokens=tally.num_cached_tokens,
+            weight_version=versions[-1].version if versions else FIRST_VERSION,
+            weight_versions=versions,
         )
         if self.logprobs:
             found = msgspec.structs.replace(
