@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from pagewood.engine import LLM, AsyncLLM, PoolingParams, SamplingParams
 from pagewood.engine.model_folder.folder import model_folder
-from pagewood.engine.model_folder.vector_recipe import cosine, read_vector_recipe, with_end
+from pagewood.engine.model_folder.vector_recipe import PairScoring, cosine, read_vector_recipe, with_end
 from pagewood.engine.text import Tokenizer
 from seeded_faults import seed_fault
 
@@ -218,7 +218,7 @@ def test_a_reranker_compares_the_logits_of_two_tokens(has_template: bool, tmp_pa
     if has_template:
         (folder / "chat_template.jinja").write_text(template)
     scoring = read_vector_recipe(folder).scoring
-    assert scoring is not None
+    assert isinstance(scoring, PairScoring)
     assert scoring.has_template == has_template
     if has_template:
         texts = [f"Judge Q: king D: {text} A:" for text in TEXTS]
@@ -238,7 +238,7 @@ def test_a_reranker_is_recognised_by_its_classifier(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "classifier_from_token": ["a", "b"]}))
     vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     scoring = read_vector_recipe(folder).scoring
-    assert scoring is not None
+    assert isinstance(scoring, PairScoring)
     assert (scoring.false_token, scoring.true_token, scoring.has_template) == (vocab["a"], vocab["b"], False)
     (folder / "config.json").write_text(json.dumps({**config, "classifier_from_token": ["a", "nowhere to be found"]}))
     with pytest.raises(ValueError, match="must have the token 'nowhere to be found'"):
