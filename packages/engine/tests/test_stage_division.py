@@ -113,7 +113,7 @@ def test_logits_of_stages_are_those_of_the_whole(name: str, tmp_path: Path) -> N
         torch.testing.assert_close(in_stages(tmp_path, some, tokens), whole, rtol=1e-5, atol=1e-5)
 
 
-def nothing(folder: Path, config: ModelConfig) -> int:
+def nothing(folder: Path, config: ModelConfig, *, files: object = None) -> int:
     del folder, config
     return 0
 

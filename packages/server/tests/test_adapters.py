@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -164,8 +165,13 @@ async def test_a_running_request_ends_with_its_adapter_and_metrics_name_it(serve
     server.gate.allow(3)
     await replacing
 
+    allowed_s = 0.0
+
     def is_used() -> bool:
-        server.gate.allow(1)  # pulses are sent between steps
+        nonlocal allowed_s
+        if time.monotonic() > allowed_s + 0.05:  # pulses are sent between steps, of which the request has 300
+            server.gate.allow(1)
+            allowed_s = time.monotonic()
         found = server.service.status.measurement
         return found is not None and found.adapters is not None and found.adapters.running == ("one",)
 

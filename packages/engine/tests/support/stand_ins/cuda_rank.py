@@ -14,13 +14,11 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))  # not ours
 
-import pytest
 import torch
 
 from pagewood.engine.assembly import build_cuda, rank_process
 from pagewood.engine.runner.ranks import following
 from pagewood.engine.runner.ranks.group import RankProcess
-from seeded_faults import seed_fault
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 
@@ -69,6 +67,10 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     which, _, name = sys.argv[4].rpartition(":")
     if name and (not which or which == sys.argv[1].partition("-")[0]):
+        import pytest  # neither is there where a packed check runs
+
+        from seeded_faults import seed_fault
+
         seed_fault([(following, "_follow", *FAULTS[name])], pytest.MonkeyPatch())
     device = RecordingDevice(free_bytes=int(sys.argv[3]))
     build_cuda.open_cuda = lambda: (device, flashinfer_torch)  # pyright: ignore[reportAttributeAccessIssue]  # not ours

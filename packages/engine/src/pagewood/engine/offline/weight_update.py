@@ -10,7 +10,6 @@ from uuid import uuid4
 
 from pagewood.engine.api import Delta
 from pagewood.engine.offline.calls import Question
-from pagewood.engine.offline.weight_files import written
 from pagewood.engine.weight_commands import OldKV, UpdateWeights
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ def weight_update(
         folder = str(tensors)
         yield Question(UpdateWeights(request_id=request_id, folder=folder, version=version, old_kv=old_kv))
         return
+    from pagewood.engine.offline.weight_files import written  # needs torch
+
     with written(tensors) as files:
         yield Question(UpdateWeights(request_id=request_id, files=files, version=version, old_kv=old_kv))
 
