@@ -29,6 +29,7 @@ from pagewood.engine.api import (
     Submit,
     UnloadAdapter,
 )
+from pagewood.engine.weight_commands import JoinGroup, LeaveGroup, NameVersion, UpdateWeights
 from pagewood.schedpolicy.routing.placement import Placement, Ticket
 from pagewood.schedpolicy.routing.replicas import Role
 from pagewood.schedpolicy.routing.router import Router
@@ -218,6 +219,8 @@ class Dispatcher:
                 self._ask(message, [self.shown])
             case Flush() | Pause() | Resume() | Retain() | LoadAdapter() | UnloadAdapter():
                 self._ask_all(message)
+            case UpdateWeights() | JoinGroup() | LeaveGroup() | NameVersion():
+                self._refuse(message.request_id, "weights cannot be updated with replicas", code="weights_fixed")
 
     def answered(self, answers: wire.Answers) -> wire.Answers:
         """Note answers of the engines, and return those that are for the requests of the server."""
