@@ -27,6 +27,7 @@ from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 from typing import TypeAlias, TypeVar
+from uuid import uuid4
 
 import numpy as np
 
@@ -205,7 +206,7 @@ class Segments:
     listed is noticed when it is opened. Thread-safe.
     """
 
-    __slots__ = ("_folder", "_keys", "_lock", "_looked_ns", "_names", "_page_bytes", "_pages")
+    __slots__ = ("_folder", "_keys", "_lock", "_looked_ns", "_mark", "_names", "_page_bytes", "_pages")
 
     def __init__(self, folder: Path, *, page_bytes: int) -> None:
         """Start with no known segments.
@@ -217,6 +218,8 @@ class Segments:
         self._folder = folder
         self._page_bytes = page_bytes
         self._lock = Lock()
+        # A process that has ended may have left files, and the next one may have its number.
+        self._mark = uuid4().hex
         self._names = itertools.count()
         self._pages: dict[bytes, PageInSegment] = {}  # written by: _add, _drop
         # The keys in each segment.
@@ -226,7 +229,7 @@ class Segments:
 
     def temporary(self) -> Path:
         """Return a path in the folder that no process uses."""
-        return self._folder / f"{os.uname().nodename}-{os.getpid()}-{id(self):x}-{next(self._names)}{UNFINISHED}"
+        return self._folder / f"{os.uname().nodename}-{os.getpid()}-{self._mark}-{next(self._names)}{UNFINISHED}"
 
     def find(self, keys: Sequence[bytes], *, is_opened: bool = False) -> list[PageInSegment | None]:
         """Return the place of each page, or None if no segment has it.
