@@ -40,7 +40,7 @@ from pagewood.server.protocols.ollama.errors import ollama_error
 from pagewood.server.protocols.openai.endpoints import OpenAIEndpoints
 from pagewood.server.protocols.responses.endpoints import ResponsesEndpoints, absent_routes
 from pagewood.server.protocols.vectors.endpoints import VectorEndpoints
-from pagewood.server.protocols.weights import WeightEndpoints
+from pagewood.server.protocols.weights.endpoints import WeightEndpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class FleetStatus:
     num_prefill: int = 0
     """The first ones of `replicas`, which compute prompts for the others, and answer no request."""
     clock: Callable[[], float] = time.monotonic
-    paused: Literal["no", "in_place", "retract"] = "no"  # written by: native.endpoints, protocols.weights
+    paused: Literal["no", "in_place", "retract"] = "no"  # written by: common.service
     """Whether `/pause` has paused the engines, and how."""
     past_counters: Counter[str] = field(default_factory=Counter[str])  # contents written by: lost
     """What dead engines had counted."""

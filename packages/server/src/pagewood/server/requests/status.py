@@ -68,7 +68,7 @@ class EngineStatus:
     """When the first pulse of this engine process came; None before it."""
     relay: int = 0  # written by: relay_lost
     """Incarnation of the detokenizer process, which passes on what the engine sends."""
-    paused: Literal["no", "in_place", "retract"] = "no"  # written by: native.endpoints, protocols.weights
+    paused: Literal["no", "in_place", "retract"] = "no"  # written by: common.service
     """Whether `/pause` has paused the engine, and how. The next engine process begins like that."""
     is_cut_off: bool = False  # written by: take, relay_lost
     """Whether a detokenizer process died and its successor has not passed on any message of the engine yet."""

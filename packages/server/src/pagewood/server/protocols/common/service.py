@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pagewood.engine.api import RequestOptions, SamplingParams
+from pagewood.engine.api import Pause, RequestOptions, Resume, SamplingParams
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.text import ResponseTemplate
 from pagewood.server.dashboard.live_data import Watchers
@@ -256,6 +256,24 @@ class Service:
             return (await group.next())[1]
         finally:
             self.live.close(group)
+
+    async def pause(self, *, abort: bool = False, waits: bool = False, retract: bool = False) -> None:
+        """Stop computing, until `resume`; see `Pause`.
+
+        Raises:
+            ApiError: see `ask`.
+        """
+        await self.ask(Pause(request_id=new_request_id("req"), abort=abort, waits=waits, retract=retract))
+        self.status.paused = "retract" if retract else "in_place"
+
+    async def resume(self) -> None:
+        """Compute again.
+
+        Raises:
+            ApiError: see `ask`.
+        """
+        await self.ask(Resume(request_id=new_request_id("req")))
+        self.status.paused = "no"
 
     def _reading(self, generation: Generation) -> wire.Reading | None:
         """Return the rules for reading the answers; None: answers are plain text.

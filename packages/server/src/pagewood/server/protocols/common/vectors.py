@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from pagewood.engine.api import PoolingParams, RequestOptions
 from pagewood.engine.model_folder.vector_recipe import HeadScoring, VectorRecipe
@@ -18,22 +18,22 @@ from pagewood.server.requests.live import new_request_id
 MAX_INPUTS = 2048
 """As in OpenAI's API."""
 
-Cut = Annotated[int, Field(ge=-1, le=INT32_MAX), WHOLE] | None
-"""The type of `truncate_prompt_tokens`, as in vLLM."""
+
+def _not_zero(value: int) -> int:
+    if not value:
+        raise ValueError("expected -1 or a positive number, but got 0 instead")
+    return value
 
 
-def limit_of(cut: int | None) -> dict[str, Any]:
-    """Return the arguments of `vector_request` for `truncate_prompt_tokens`.
+Cut = Annotated[int, Field(ge=-1, le=INT32_MAX), WHOLE, AfterValidator(_not_zero)] | None
+"""The number of tokens beyond which a text loses its end, as `truncate_prompt_tokens` of vLLM; -1: as many as the model
+takes; None: a text that is longer than that is an error."""
 
-    Raises:
-        ApiError: it is 0.
-    """
-    if cut == 0:
-        message = "Invalid value for 'truncate_prompt_tokens': expected -1 or a positive number, but got 0 instead."
-        raise ApiError(message, param="truncate_prompt_tokens", code="invalid_value")
-    if cut is None:
-        return {}
-    return {"cuts_prompt": True, "max_tokens": None if cut == -1 else cut}
+
+def longest(cut: int | None, recipe: VectorRecipe, model: wire.Model) -> int:
+    """Return the longest text in tokens that a request may have or keep."""
+    most = recipe.longest(model.max_length)
+    return most if cut in (None, -1) else min(most, cut)
 
 
 def vector_request(
@@ -45,12 +45,9 @@ def vector_request(
     prompt_name: str | None,
     priority: int,
     param: str,
-    cuts_prompt: bool = False,
-    max_tokens: int | None = None,
+    cut: int | None = None,
 ) -> wire.Generate:
-    """Return the request for the vector of a text or of token ids; see `wire.Generate.cuts_prompt`.
-
-    `max_tokens` is the longest text that the client wants; None: the longest that the model takes.
+    """Return the request for the vector of a text or of token ids; for `cut` see `Cut`.
 
     Raises:
         ApiError: a token id is not in the vocabulary, there is no prompt with this name, or the model makes no vectors.
@@ -71,6 +68,6 @@ def vector_request(
         prompt=prompt_of(prompt, vocab_size=model.vocab_size, param=param),
         options=RequestOptions(pooling=pooling, priority=priority, adapter=model.adapter),
         end_token=end_token,
-        max_length=min(recipe.longest(model.max_length), max_tokens or model.max_length),
-        cuts_prompt=cuts_prompt,
+        max_length=longest(cut, recipe, model),
+        cuts_prompt=cut is not None,
     )

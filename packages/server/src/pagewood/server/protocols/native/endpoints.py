@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from pagewood.engine.api import Flush, Pause, RequestOptions, Resume
+from pagewood.engine.api import Flush, RequestOptions
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.exchange import exchange_of
 from pagewood.server.http.operations import Operation
@@ -257,10 +257,7 @@ class NativeEndpoints:
                 raise ApiError("A single request is aborted by '/abort'.", param="mode", code="invalid_value")
             return self._hold(said.rid, said.mode)
         service = self._chosen(request)
-        await service.ask(
-            Pause(request_id=new_request_id("req"), retract=said.mode == "retract", abort=said.mode == "abort")
-        )
-        service.status.paused = "retract" if said.mode == "retract" else "in_place"
+        await service.pause(retract=said.mode == "retract", abort=said.mode == "abort")
         return json_response(answers.Paused(True))
 
     async def _pause_as_vllm(self, request: Request, said: fields.PauseRequest) -> Response:
@@ -274,8 +271,7 @@ class NativeEndpoints:
                 code="invalid_value",
             )
         service = self._chosen(request)
-        await service.ask(Pause(request_id=new_request_id("req"), abort=mode == "abort", waits=mode == "wait"))
-        service.status.paused = "in_place"
+        await service.pause(abort=mode == "abort", waits=mode == "wait")
         if clears == "true":
             await service.ask(Flush(request_id=new_request_id("req")))
         return json_response(answers.Paused(True, status="paused"))
@@ -286,8 +282,7 @@ class NativeEndpoints:
         if said.rid is not None:
             return self._hold(said.rid, "resume")
         service = self._chosen(request)
-        await service.ask(Resume(request_id=new_request_id("req")))
-        service.status.paused = "no"
+        await service.resume()
         return json_response(answers.Paused(False))
 
     async def retain(self, request: Request) -> Response:

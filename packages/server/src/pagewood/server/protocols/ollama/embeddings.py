@@ -118,7 +118,7 @@ def embed(
     requests = [
         vector_request(
             text, recipe, model, pooling=pooling, prompt_name=None, priority=0, param="input",
-            cuts_prompt=request.truncate is not False,
+            cut=None if request.truncate is False else -1,
         )
         for text in request.input
     ]  # fmt: skip

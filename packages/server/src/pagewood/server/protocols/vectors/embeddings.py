@@ -19,7 +19,7 @@ from pagewood.server.messages import wire
 from pagewood.server.protocols.common.collected import Collected, PromptUsage, Work
 from pagewood.server.protocols.common.fields import IGNORED, INT32_MAX, TokenId
 from pagewood.server.protocols.common.prompts import parse_prompts
-from pagewood.server.protocols.common.vectors import MAX_INPUTS, Cut, limit_of, vector_request
+from pagewood.server.protocols.common.vectors import MAX_INPUTS, Cut, vector_request
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (None, True),
@@ -102,8 +102,6 @@ def embeddings(request: EmbeddingRequest, recipe: VectorRecipe, model: wire.Mode
     if request.dimensions is not None:
         pooling = replace(pooling, dimensions=request.dimensions)
 
-    limit = limit_of(request.truncate_prompt_tokens)
-
     def render(found: Sequence[Collected], usage: PromptUsage) -> bytes:
         data = [
             Embedding(index=index, embedding=_encoded(one.vector, request.encoding_format))
@@ -115,7 +113,7 @@ def embeddings(request: EmbeddingRequest, recipe: VectorRecipe, model: wire.Mode
         requests=[
             vector_request(
                 one, recipe, model, pooling=pooling, prompt_name=request.prompt_name, priority=request.priority or 0,
-                param="input", **limit,
+                param="input", cut=request.truncate_prompt_tokens,
             )
             for one in request.input
         ],

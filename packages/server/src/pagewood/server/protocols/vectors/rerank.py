@@ -17,7 +17,7 @@ from pagewood.server.http.validation import WHOLE, kind, parse
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.collected import Collected, PromptUsage, Work
 from pagewood.server.protocols.common.fields import IGNORED, INT32_MAX
-from pagewood.server.protocols.vectors.embeddings import Cut, limit_of, vector_request
+from pagewood.server.protocols.common.vectors import Cut, longest, vector_request
 from pagewood.server.requests.live import new_request_id
 
 MAX_DOCUMENTS = 2048
@@ -227,7 +227,7 @@ def _requests(
     priority: int,
 ) -> list[wire.Generate]:
     """Return the requests that find the scores of pairs: one for each pair, or one for each text if vectors do."""
-    scoring, limit = recipe.scoring, limit_of(cut)
+    scoring = recipe.scoring
     queries = first if len(first) == len(second) else [first[0]] * len(second)
     if isinstance(scoring, HeadScoring):
         _refuse_instruct(instruct)
@@ -236,13 +236,13 @@ def _requests(
                 request_id=new_request_id("req"),
                 prompt=wire.PairPrompt(first=one, second=other, type_stride=scoring.type_stride),
                 options=RequestOptions(pooling=scoring.pooling, priority=priority, adapter=model.adapter),
-                max_length=min(recipe.longest(model.max_length), limit.get("max_tokens") or model.max_length),
-                cuts_prompt=limit.get("cuts_prompt", False),
+                max_length=longest(cut, recipe, model),
+                cuts_prompt=cut is not None,
             )
             for one, other in zip(queries, second, strict=True)
         ]
     if scoring is not None:
-        if limit:
+        if cut is not None:
             raise ApiError(
                 "Unsupported parameter: 'truncate_prompt_tokens' is for models that embed texts or have a head for "
                 "scores, and this one reads a prompt that would lose its end.",
@@ -261,7 +261,7 @@ def _requests(
     _refuse_instruct(instruct)
     return [
         vector_request(
-            text, recipe, model, pooling=recipe.pooling, prompt_name=name, priority=priority, param=param, **limit
+            text, recipe, model, pooling=recipe.pooling, prompt_name=name, priority=priority, param=param, cut=cut
         )
         for texts, name, param in zip((first, second), names, params, strict=True)
         for text in texts
