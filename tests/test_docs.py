@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,19 +45,6 @@ def code_of(page: Path) -> list[str]:
 
 def needs_server(page: Path) -> bool:
     return any(ADDRESS in code for language, code in SNIPPETS[page] if language in ("python", "bash"))
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """Return the address of `pagewood serve`, started as in the first tutorial but on a free port."""
-    command = [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        welcome = next((line for line in server.stdout if line.startswith("Pagewood serves")), None)
-        assert welcome is not None, server.communicate()[1]
-        yield welcome.split(" at ")[1].split()[0]
-        server.terminate()
-        server.communicate(timeout=30)
 
 
 def run(pages: list[Path], tmp_path: Path, url: str = ADDRESS) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -35,19 +33,6 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """Return the address of a server with the embedded model."""
-    command = [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        welcome = next((line for line in server.stdout if line.startswith("Pagewood serves")), None)
-        assert welcome is not None, server.communicate()[1]
-        yield welcome.split(" at ")[1].split()[0]
-        server.terminate()
-        server.communicate(timeout=30)
 
 
 @pytest.fixture(scope="module")

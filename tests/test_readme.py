@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,20 +13,6 @@ SNIPPETS: list[tuple[str, str]] = FENCE.findall((ROOT / "README.md").read_text()
 PYTHON = [code for language, code in SNIPPETS if language == "python"]
 SHELL = [code for language, code in SNIPPETS if language == "bash"]
 ADDRESS = "http://127.0.0.1:8000"
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """Return the address of `pagewood serve`, started as in the README but on a free port."""
-    command = [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        welcome = next((line for line in server.stdout if line.startswith("Pagewood serves")), None)
-        assert welcome is not None, server.communicate()[1]
-        yield welcome.split(" at ")[1].split()[0]
-        server.terminate()
-        server.communicate(timeout=30)
-    assert server.returncode == 0
 
 
 def commands() -> list[str]:

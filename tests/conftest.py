@@ -1,0 +1,21 @@
+"""What several files of tests share."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Return the address of `pagewood serve` with the embedded model, started as in the README but on a free port."""
+    command = [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        welcome = next((line for line in server.stdout if line.startswith("Pagewood serves")), None)
+        assert welcome is not None, server.communicate()[1]
+        yield welcome.split(" at ")[1].split()[0]
+        server.terminate()
+        server.communicate(timeout=30)
+    assert server.returncode == 0
