@@ -22,6 +22,8 @@ from pathlib import Path
 warnings.simplefilter("ignore")
 sys.path.insert(0, str(Path(__file__).parents[1] / "packages/radixcache/tests/integrations"))
 import conftest  # noqa: E402, F401  # makes SGLang importable without a GPU
+
+# isort: split
 import test_sglang  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixCache  # noqa: E402
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType  # noqa: E402
