@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -113,6 +113,25 @@ def test_all_models_share_one_limit(tmp_path: Path) -> None:
     memory = np.zeros(PAGE, np.uint8)
     assert new.get([key(NUM_PAGES - 1)], [memory]) == [True]
     assert np.array_equal(memory, page(NUM_PAGES - 1))
+
+
+@pytest.mark.parametrize("first", range(0, 48, 6))
+def test_what_was_just_put_stays_though_the_clock_stands_still(
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagewood.kvpool.tiers.stores.folder._files", _files_of_one_tick)
+    store = opened(tmp_path)
+    for start in (first + 6 * number for number in range(20)):
+        indices = [index % 128 for index in range(start, start + 6)]
+        store.put([key(index) for index in indices], [page(index) for index in indices])
+        assert all(store.exists([key(index) for index in indices]))
+
+
+def _files_of_one_tick(folder: Path) -> Iterator[tuple[Any, Any]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            os.utime(entry.path, (1, 1))
+            yield entry, entry.stat()
 
 
 class Crash(BaseException):

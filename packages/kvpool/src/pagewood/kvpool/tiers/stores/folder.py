@@ -3,7 +3,7 @@
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
@@ -114,10 +114,11 @@ class SharedFolder:
             if page.nbytes != self._page_bytes:
                 raise ValueError(f"pages must have {self._page_bytes} bytes, got {page.nbytes}")
         missing = [index for index, found in enumerate(self._segments.find(keys)) if found is None]
+        new: set[str] = set()
         for start in range(0, len(missing), self._max_pages):
             indices = missing[start : start + self._max_pages]
-            self._put_segment([keys[index] for index in indices], [pages[index] for index in indices])
-        self._trim_if_due()
+            new.add(self._put_segment([keys[index] for index in indices], [pages[index] for index in indices]))
+        self._trim_if_due(new)
 
     def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
         """Read and verify pages; a segment with a torn page is deleted, and one that cannot be read is left alone."""
@@ -178,7 +179,8 @@ class SharedFolder:
             else:
                 self._segments.add(name, *table)
 
-    def _put_segment(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
+    def _put_segment(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> str:
+        """Write a segment; return its name."""
         name = segment_name(keys)
         checksums = create(
             self._folder / name,
@@ -189,9 +191,15 @@ class SharedFolder:
         self._segments.add(name, keys, checksums)
         with self._lock:
             self._num_untrimmed += len(keys) * self._page_bytes
+        return name
 
-    def _trim_if_due(self) -> None:
-        """Delete the least recently used segments if enough has been written since the last time."""
+    def _trim_if_due(self, new: Set[str] = frozenset()) -> None:
+        """Delete the least recently used segments if enough has been written since the last time.
+
+        Args:
+            new: Names of segments just written. They go last of those with the same time: the clock of a file system
+                moves in ticks of some milliseconds, in which a whole folder may be written.
+        """
         with self._lock:
             if self._num_untrimmed < self._num_bytes * _TRIM_SHARE:
                 return
@@ -212,7 +220,7 @@ class SharedFolder:
         if excess <= 0:
             return
         excess += int(self._num_bytes * _TRIM_SHARE)
-        for path, status in sorted(segments, key=lambda segment: (segment[1].st_mtime_ns, segment[0].name)):
+        for path, status in sorted(segments, key=lambda one: (one[1].st_mtime_ns, one[0].name in new, one[0].name)):
             if excess <= 0:
                 return
             if path.parent == self._folder:
