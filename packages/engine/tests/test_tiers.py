@@ -228,6 +228,36 @@ def test_an_aborted_request_stops_its_recall() -> None:
     kv.close()
 
 
+def test_a_copy_that_no_pass_reaches_does_not_keep_its_pages() -> None:
+    layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4)
+    memory = KVStorage(layout, 16).memory
+    caches = TieredCaches(EngineConfig(host_cache_gb=0.001), memory=memory, page_size=4, fingerprint=b"")
+    kv = KVSpace(make_cache=caches.make, allocator=PageAllocator(16), page_size=4, num_rows=2)
+    first = make_request(list(range(40)))
+    kv.admit(first, max_tokens=100, num_reserved=0)
+    first.num_computed = 40
+    kv.release(first)
+    kv.heal()  # only the host has them now
+    behind = make_request(list(range(40)), arrival=1)
+    queue = make_queue(kv)
+    queue.add(behind)
+    while kv.num_available == 16:
+        assert queue.recall(behind, num_reserved=0)
+    before = make_request(list(range(100, 164)), arrival=2)
+    queue.add(before)
+    while not kv.admit(before, max_tokens=100, num_reserved=0):  # it needs all pages, so it is the only one examined
+        queue.end_copies()
+    assert before.num_pages == 16
+    before.num_computed = 64
+    kv.release(before)
+    assert not queue.recall(behind, num_reserved=0)  # it is over, and what it copied has been evicted
+    assert queue.num_recalling == 0
+    queue.remove(behind)
+    queue.remove(before)
+    assert kv.violation(()) is None
+    kv.close()
+
+
 def test_kv_on_disk_belongs_to_one_model_and_layout(tmp_path: Path) -> None:
     options = {"host_cache_gb": 0.1, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.1}
     Server(**options).engine.close()

@@ -688,11 +688,14 @@ class KVSpace:
         """Return whether pages are available, if need be after ending retentions."""
         if self._allocator.num_free >= num_needed or self.num_available >= num_needed:
             return True
-        if self.groups is not None and isinstance(self.cache, KeepingCache):  # a copy uses the frames that it reads
-            self.cache.finish_copies()
-            if self.num_available >= num_needed:
-                return True
-        return self._regain(num_needed)
+        return self._has_after_copies(num_needed) or self._regain(num_needed)
+
+    def _has_after_copies(self, num_needed: int) -> bool:
+        """Return whether pages are available where copies to lower tiers, which use what they read, have ended."""
+        if self.groups is None or not isinstance(self.cache, KeepingCache):
+            return False
+        self.cache.finish_copies()
+        return self.num_available >= num_needed
 
     def _match(self, request: Request) -> tuple[Match, Int32]:
         """Return the cached prefix that a waiting request can use, and the pages in its windows, which it uses now."""
@@ -848,6 +851,8 @@ class KVSpace:
             if self.groups is None or not len(evicted):
                 break
         if self.groups is not None:
+            if self.num_available < n:  # to evict began copies of what was available
+                self._has_after_copies(n)
             self._trim(n, ends=True)
         self.epoch += 1
 

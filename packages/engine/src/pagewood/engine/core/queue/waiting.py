@@ -471,6 +471,21 @@ class WaitingQueue:
             return self._awaits(request, entry, now_s)
         return is_coming
 
+    def end_copies(self) -> None:
+        """Let the cache have what was copied back for requests that a pass did not reach.
+
+        They get memory when they are reached, but one before them may wait for the very pages that their copies hold.
+        """
+        kv, tiers = self._kv, self._kv.tiers
+        if isinstance(kv, DividedKV) or tiers is None:
+            return
+        for arrival in self._recalling:
+            recall = self._entries[arrival].recall
+            if recall is not None and not recall.is_over:
+                tiers.advance(recall, lambda n: None)
+                if recall.is_over:
+                    kv.note_recalled()
+
     def _awaits(self, request: Request, entry: _Entry, now_s: float) -> bool:
         """Return whether to look again for pages that another engine publishes, after all found ones have come."""
         if not request.awaits_kv or request.num_cached >= 0:  # what it has computed itself is published by no other

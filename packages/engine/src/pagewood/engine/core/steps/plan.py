@@ -624,6 +624,8 @@ class Planner:
             has_place = budget.can_admit and kv.num_free_rows > 0
             num_available = space.num_available
         waiting.end_pass(admitted)
+        if is_declined and not admitted:
+            waiting.end_copies()
         if is_declined and state.held:  # only after the pass, because the order must not change during it
             give_back(state, kv)
 
