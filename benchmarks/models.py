@@ -18,7 +18,7 @@ another order each time, for answers to random prompts. Tokens are sampled with 
 weights repeat, and with them the choice of experts. `transformers` computes experts in the fastest of its ways, by
 short answers; a way that takes more memory than there is ends. The share of the bandwidth bound is that of the tokens
 after the first, at one request: the bytes of the weights that a token uses, and of the latents of 8,192 tokens, by the
-rate at which all threads read a large array.
+rate at which all threads read a large array, the better of just before and just after it.
 
 A peer needs a Python of its own. OpenVINO GenAI: `openvino-genai openvino-tokenizers nncf optimum-intel torch`; its
 exporter takes Gemma 3 with transformers 5.0, the mixture with its own version, DeepSeek V2 with none. llama.cpp:
@@ -183,9 +183,6 @@ def _measure(name: str, shape: Shape, scratch: Path, arguments: argparse.Namespa
     environment = os.environ | {"PAGEWOOD_CACHE": str(scratch / "cache"), "HF_HUB_OFFLINE": "1"}
     concurrency = (1,) if shape.context else tuple(arguments.concurrency)
     rounds = 1 if arguments.quick else arguments.rounds
-    stream = Stream(1 << (26 if arguments.quick else 30), num_threads=arguments.threads)
-    bytes_per_s = max(stream.measure())
-    del stream
     systems = _systems(shape, folder, scratch, arguments, environment)
     try:
         for number, system in enumerate(systems):
@@ -194,21 +191,35 @@ def _measure(name: str, shape: Shape, scratch: Path, arguments: argparse.Namespa
             measure(systems, VOCAB_SIZE, rounds, concurrency=concurrency)
             report(systems, concurrency=concurrency)
         read = 4 * active + (shape.cache_bytes(quick=arguments.quick) if shape.context else 0)
-        bound = bytes_per_s / read
-        print(f"\nBound at one request: {read / 1e6:.0f} MB at {bytes_per_s / 1e9:.1f} GB/s, {bound:.1f} tokens/s.")
-        print("Shares of it:\n")
-        prompt = [Random(2).randrange(VOCAB_SIZE) for _ in range(shape.context or PROMPT)]
-        for system in systems:
-            if system.failure:
-                print(f"- {system.name}: {system.failure}", flush=True)
-                continue
-            rates = [system.decode(prompt, NUM_TOKENS) for _ in range(rounds)]
-            rate = median(rates)
-            print(f"- {system.name}: {rate:.1f} tokens/s ({min(rates):.1f} to {max(rates):.1f}), {rate / bound:.2f}",
-                  flush=True)  # fmt: skip
+        _report_shares(systems, read, shape.context or PROMPT, rounds, arguments)
     finally:
         for system in systems:
             system.stop()
+
+
+def _report_shares(systems: list[System], read: int, length: int, rounds: int, arguments: argparse.Namespace) -> None:
+    """Print the share of the bandwidth bound of each system that runs, by the rate of memory around each answer."""
+    stream = Stream(1 << (26 if arguments.quick else 28), num_threads=arguments.threads)
+    prompt = [Random(2).randrange(VOCAB_SIZE) for _ in range(length)]
+    rates: dict[str, list[float]] = {system.name: [] for system in systems if not system.failure}
+    shares: dict[str, list[float]] = {name: [] for name in rates}
+    bytes_per_s = [max(stream.measure())]
+    for _ in range(rounds):
+        for system in systems:
+            if system.failure:
+                continue
+            rates[system.name].append(system.decode(prompt, NUM_TOKENS))
+            bytes_per_s.append(max(stream.measure()))
+            shares[system.name].append(rates[system.name][-1] * read / max(bytes_per_s[-2:]))
+    print(f"\nBound at one request: {read / 1e6:.0f} MB; memory gave {min(bytes_per_s) / 1e9:.1f} to "
+          f"{max(bytes_per_s) / 1e9:.1f} GB/s. Shares of it, least to most:\n")  # fmt: skip
+    for system in systems:
+        if system.failure:
+            print(f"- {system.name}: {system.failure}", flush=True)
+            continue
+        own, of = rates[system.name], shares[system.name]
+        print(f"- {system.name}: {median(own):.1f} tokens/s ({min(own):.1f} to {max(own):.1f}), "
+              f"{median(of):.2f} ({min(of):.2f} to {max(of):.2f})", flush=True)  # fmt: skip
 
 
 def _systems(
