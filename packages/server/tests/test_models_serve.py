@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -117,15 +116,15 @@ def test_the_engine_of_one_model_dies_and_the_other_goes_on(server: Server) -> N
     ask(server, "beta")
     body = {"model": "beta", "prompt": PROMPT, "max_tokens": 600, "temperature": 0, "ignore_eos": True}
     expected = server.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(server.http.post("/v1/completions", json=body).json()))
-    thread.start()
-    until(lambda: server.http.get("/ready").json()["models"][1]["engine"]["num_running"] == 1)
-    os.kill(newest_engine(server), signal.SIGKILL)  # that of beta
+    engine = newest_engine(server)  # that of beta
+    with server.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+        first = next(lines)
+        os.kill(engine, signal.SIGKILL)
+        chunks = [json.loads(line) for line in (first, *lines) if line != "[DONE]"]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
     until(lambda: server.http.get("/ready").json()["incidents"]["restarts"] == 1)
     assert ask(server, "alpha") == ANSWER
-    thread.join(100)
-    assert found[0]["choices"][0]["text"] == expected
     assert "the engine process of beta ended with code -9 and is being restarted" in server.stderr()
 
 
