@@ -17,6 +17,7 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.request import Request
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import RadixCache
+from pagewood.radixcache.namespaces import ANY, AnyNamespace, Namespace
 from parts import make_request
 from scale import scaled
 from seeded_faults import Edit, seed_fault
@@ -298,6 +299,42 @@ def test_a_copy_gets_no_more_pages_than_there_are_ids() -> None:
     assert pages is not None
     assert len(groups.held_frames()) == 2
     assert kv.cache.num_pages == 0
+
+
+class CopyingCache(RadixCache):
+    """Begins copies of all idle pages when it evicts, as one with lower tiers may, and ends them when it has to."""
+
+    def __init__(self, groups: PageGroups) -> None:
+        super().__init__(4)
+        self.groups = groups
+        self.copied = np.empty(0, np.int32)
+
+    def keep(self, pages: Int32) -> None:
+        pass
+
+    def evict(self, num_pages: int, namespace: Namespace | AnyNamespace = ANY) -> Int32:
+        evicted = super().evict(num_pages, namespace)
+        if not len(self.copied):
+            self.copied = self.groups.to_trim(self.groups.num_pages, ends=True)
+            self.groups.hold(self.copied)
+        return evicted
+
+    def finish_copies(self) -> None:
+        self.groups.end_copy(self.copied)
+        self.copied = np.empty(0, np.int32)
+
+
+def test_copies_that_begin_while_room_is_made_end_before_their_pages_are_taken() -> None:
+    windows = (None, 4, 4, 4)
+    groups = make_groups(windows, num_frames=82)  # fewer frames are over than a copy holds
+    kv = KVSpace(make_cache=partial(CopyingCache, groups), allocator=groups, page_size=4, num_rows=NUM_ROWS)
+    reader = Reader(kv, windows)
+    finish(reader, list(range(16)))
+    request = prefill(reader, make_request(list(range(40))))
+    num_pages = request.num_pages + kv.num_available
+    request.pages = np.resize(request.pages, num_pages)
+    assert kv.grow(request, 4 * num_pages)
+    assert (request.num_pages, kv.num_available) == (num_pages, 0)
 
 
 def test_pages_that_are_cached_count_by_the_memory_that_they_have() -> None:

@@ -688,14 +688,13 @@ class KVSpace:
         """Return whether pages are available, if need be after ending retentions."""
         if self._allocator.num_free >= num_needed or self.num_available >= num_needed:
             return True
-        return self._has_after_copies(num_needed) or self._regain(num_needed)
+        self._finish_copies()
+        return self.num_available >= num_needed or self._regain(num_needed)
 
-    def _has_after_copies(self, num_needed: int) -> bool:
-        """Return whether pages are available where copies to lower tiers, which use what they read, have ended."""
-        if self.groups is None or not isinstance(self.cache, KeepingCache):
-            return False
-        self.cache.finish_copies()
-        return self.num_available >= num_needed
+    def _finish_copies(self) -> None:
+        """Wait for copies to lower tiers where layers have windows: the frames that they read are in use until then."""
+        if self.groups is not None and isinstance(self.cache, KeepingCache):
+            self.cache.finish_copies()
 
     def _match(self, request: Request) -> tuple[Match, Int32]:
         """Return the cached prefix that a waiting request can use, and the pages in its windows, which it uses now."""
@@ -851,8 +850,8 @@ class KVSpace:
             if self.groups is None or not len(evicted):
                 break
         if self.groups is not None:
-            if self.num_available < n:  # to evict began copies of what was available
-                self._has_after_copies(n)
+            if self.num_available < n:  # eviction has begun copies of what was available
+                self._finish_copies()
             self._trim(n, ends=True)
         self.epoch += 1
 
