@@ -209,16 +209,22 @@ def test_healing_keeps_the_pages_of_lower_tiers(has_disk: bool, tmp_path: Path) 
     kv.close()
 
 
-def test_an_aborted_request_stops_its_recall() -> None:
+def space_with_copies(num_tokens: int) -> KVSpace:
+    """Return a space of 16 pages of 4 tokens, all free, whose host has the pages of the first `num_tokens` numbers."""
     layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4)
     memory = KVStorage(layout, 16).memory
     caches = TieredCaches(EngineConfig(host_cache_gb=0.001), memory=memory, page_size=4, fingerprint=b"")
     kv = KVSpace(make_cache=caches.make, allocator=PageAllocator(16), page_size=4, num_rows=2)
-    first = make_request(list(range(12)))
+    first = make_request(list(range(num_tokens)))
     kv.admit(first, max_tokens=100, num_reserved=0)
-    first.num_computed = 12
+    first.num_computed = num_tokens
     kv.release(first)
     kv.heal()
+    return kv
+
+
+def test_an_aborted_request_stops_its_recall() -> None:
+    kv = space_with_copies(12)
     waiting = make_request(list(range(12)), arrival=1)
     queue = make_queue(kv)
     queue.add(waiting)
@@ -229,15 +235,7 @@ def test_an_aborted_request_stops_its_recall() -> None:
 
 
 def test_a_copy_that_no_pass_reaches_does_not_keep_its_pages() -> None:
-    layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4)
-    memory = KVStorage(layout, 16).memory
-    caches = TieredCaches(EngineConfig(host_cache_gb=0.001), memory=memory, page_size=4, fingerprint=b"")
-    kv = KVSpace(make_cache=caches.make, allocator=PageAllocator(16), page_size=4, num_rows=2)
-    first = make_request(list(range(40)))
-    kv.admit(first, max_tokens=100, num_reserved=0)
-    first.num_computed = 40
-    kv.release(first)
-    kv.heal()  # only the host has them now
+    kv = space_with_copies(40)
     behind = make_request(list(range(40)), arrival=1)
     queue = make_queue(kv)
     queue.add(behind)

@@ -33,18 +33,18 @@ def on_stand_ins(config: EngineConfig, *, inbox: MemoryInbox, outbox: MemoryOutb
 @pytest.mark.parametrize(
     ("options", "seeds"),
     [
-        pytest.param({"pipeline_parallel_size": 2}, range(8), id="stages"),
+        pytest.param({"pipeline_parallel_size": 2}, range(1), id="stages"),
         pytest.param(
-            {"tensor_parallel_size": 2, "enable_dp_attention": True, "max_total_tokens": 176}, range(8), id="by request"
+            {"tensor_parallel_size": 2, "enable_dp_attention": True, "max_total_tokens": 176}, range(1), id="by request"
         ),
         pytest.param({"tensor_parallel_size": 2, **DRAFTS}, range(3), id="drafts", marks=pytest.mark.slow),
-        pytest.param({"pipeline_parallel_size": 2}, range(8, 12), id="more stages", marks=pytest.mark.slow),
+        pytest.param({"pipeline_parallel_size": 2}, range(1, 4), id="more stages", marks=pytest.mark.slow),
         pytest.param(
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "host_cache_gb": 0.001}, range(3),
             id="stages of ranks with a host cache", marks=pytest.mark.slow,
         ),
         pytest.param(
-            {"tensor_parallel_size": 2, "enable_dp_attention": True, "max_total_tokens": 176}, range(8, 12),
+            {"tensor_parallel_size": 2, "enable_dp_attention": True, "max_total_tokens": 176}, range(1, 4),
             id="more by request", marks=pytest.mark.slow,
         ),
     ],
@@ -57,5 +57,7 @@ def test_random_traffic_has_the_tokens_of_one_rank(
     ranks_are_threads(monkeypatch)
     whole = small(tmp_path, max_running=6, max_total_tokens=2048)
     ranked = small(tmp_path, **{**FEW_PAGES, **options})
-    # Ranks in threads decide which requests meet, so one seed may preempt none.
-    assert any(check_alike(whole, ranked, seed, build=on_stand_ins) for seed in seeds)
+    num_preempted = sum(check_alike(whole, ranked, seed, build=on_stand_ins) for seed in seeds)
+    # Ranks in threads decide which requests meet, so a seed may preempt none.
+    more = range(seeds.stop, seeds.stop + 8)
+    assert num_preempted or any(check_alike(whole, ranked, seed, build=on_stand_ins) for seed in more)
