@@ -197,6 +197,21 @@ def test_a_stream_that_is_not_read_to_its_end_ends_its_request(llm: LLM, how: st
     assert_at_rest(llm)
 
 
+def test_no_python_code_runs_when_a_stream_is_dropped(llm: LLM) -> None:
+    """A signal handler could raise in such code, and what is raised in a finalizer is lost: so would Ctrl-C be."""
+    stream = llm.stream("Count from 1 to 20", LONG)
+    next(stream)
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        del stream
+    finally:
+        sys.setprofile(None)
+    assert calls == []
+    llm.generate("a", SamplingParams(max_tokens=2, ignore_eos=True))
+    assert_at_rest(llm)
+
+
 def test_a_stream_that_is_dropped_during_a_step_is_ended_by_the_next(llm: LLM) -> None:
     streams = [llm.stream([7, 8, n], LONG) for n in range(4)]
     next(streams[0])
@@ -286,6 +301,7 @@ def interrupt_main(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.timeout(300, method="thread")  # the test uses the timer of the other method
 def test_ctrl_c_at_any_moment_leaves_the_llm_usable(llm: LLM) -> None:
     rng = random.Random(1)
     prompts = [[9, 10, n] for n in range(10)]

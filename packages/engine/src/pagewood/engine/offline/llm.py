@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from tqdm import tqdm
 
-from pagewood.engine.api import Abort, PoolingParams, SamplingParams
+from pagewood.engine.api import PoolingParams, SamplingParams
 from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.engine.core.loop import Counters, EngineInfo
 from pagewood.engine.model_folder.folder import default_sampling, model_folder
@@ -344,13 +344,13 @@ class Stream:
         call: one request, not yet submitted.
     """
 
-    __slots__ = ("_abort", "_call", "_engine", "_is_done")
+    __slots__ = ("__weakref__", "_call", "_engine", "_is_done")
 
     def __init__(self, engine: SharedEngine, call: Call) -> None:
         self._engine = engine
         self._call = call
-        self._abort = Abort(request_id=call.request_ids[0])
         self._is_done = False  # written by: __next__, close
+        engine.end_if_dropped(self, call.request_ids[0])
         engine.submit(call)
 
     @property
@@ -406,8 +406,3 @@ class Stream:
     ) -> None:
         """Close."""
         self.close()
-
-    def __del__(self) -> None:
-        """End the request in the next step, because this may run during a step."""
-        if not self._is_done:
-            self._engine.end_later(self._abort)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from pagewood.engine.api import Abort, Delta, EngineConfig
 from pagewood.engine.build import build_engine
@@ -31,7 +33,10 @@ class SharedEngine:
         config: what to build; raises what `build_engine` raises.
     """
 
-    __slots__ = ("_engine", "_failure", "_inbox", "_is_closed", "_outbox", "_pending", "_router", "_turn")
+    __slots__ = (
+        "_dropped", "_engine", "_failure", "_inbox", "_is_closed", "_outbox", "_pending", "_router", "_streams",
+        "_turn",
+    )  # fmt: skip
 
     def __init__(self, config: EngineConfig) -> None:
         self._inbox, self._outbox = MemoryInbox(), MemoryOutbox()
@@ -44,6 +49,10 @@ class SharedEngine:
         self._failure: BaseException | None = None
         """The exception that escaped from a step."""  # written by: _advance
         self._is_closed = False  # written by: close
+        self._streams: dict[str, weakref.ref[object]] = {}
+        """By request: its stream, as long as the request may run."""  # written by: end_if_dropped, _leave, _advance
+        self._dropped: dict[str, object] = {}
+        """Requests whose streams have gone; the values are not used."""  # written by: end_if_dropped, _advance
 
     @property
     def info(self) -> EngineInfo:
@@ -161,9 +170,12 @@ class SharedEngine:
             with self._turn, SignalHold():
                 self._settle()
 
-    def end_later(self, abort: Abort) -> None:
-        """Abort a request in the next step. Safe at any moment and in any thread, so finalizers may call it."""
-        self._inbox.put(abort)
+    def end_if_dropped(self, stream: object, request_id: str) -> None:
+        """Abort a request in the first step after its stream has gone, whichever thread dropped it.
+
+        No Python code runs when the stream goes: what a signal handler raises there (Ctrl-C) would be lost.
+        """
+        self._streams[request_id] = weakref.ref(stream, partial(self._dropped.setdefault, request_id))
 
     def close(self) -> None:
         """Release threads and memory; open calls raise `LLMClosedError`. May be called twice."""
@@ -191,6 +203,10 @@ class SharedEngine:
     def _advance(self) -> None:
         """Do one step, and pass its answers to the calls that wait for them."""
         try:
+            while self._dropped:
+                request_id, _ = self._dropped.popitem()
+                self._streams.pop(request_id, None)
+                self._inbox.put(Abort(request_id=request_id))
             self._pending = self._engine.advance(self._pending)
             self._abort(self._router.deliver(self._outbox.take()))
         except BaseException as error:
@@ -198,8 +214,10 @@ class SharedEngine:
             self._router.clear()
             raise
 
-    def _leave(self, request_ids: Iterable[str]) -> None:
+    def _leave(self, request_ids: Sequence[str]) -> None:
         """Abort those of the requests that the engine still computes."""
+        for request_id in request_ids:
+            self._streams.pop(request_id, None)
         self._abort(self._router.leave(request_ids))
 
     def _abort(self, aborts: Iterable[Abort]) -> None:
