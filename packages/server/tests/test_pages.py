@@ -142,8 +142,8 @@ async def test_the_dashboard_follows_load_and_a_request_is_found_explained_and_a
         assert group.open_ids
         await page.get_by_role("button", name="Abort it now").click()
         await page.get_by_text("Aborted.").wait_for()
-        assert not group.open_ids
         await page.get_by_text("It has ended").wait_for()
+        assert not group.open_ids
         await page.keyboard.press("Escape")
         assert not await page.locator("#detail").is_visible()
 
