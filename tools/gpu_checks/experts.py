@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -16,6 +17,7 @@ from gpu_checks.host import TOLERANCE, Failed, Host, Skipped
 from pagewood.engine.models.ops import ExpertMatrices
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
+from pagewood.engine.models.scaled_codes import ScaledCodes
 from pagewood.engine.models.torch_experts import TorchExperts
 from pagewood.engine.models.torch_experts import choose as choose_in_torch
 from pagewood.engine.models.torch_ops import TorchOps
@@ -59,18 +61,23 @@ def compare_experts(where: torch.device, sizes: Sequence[tuple[int, int, int, in
         ("clamped", True, False),
         ("gelu_tanh", False, True),
     )
-    for (num_experts, size, width, num_chosen), (dtype, (activation, has_bias, weighs_inputs)) in product(
-        sizes, zip((torch.float16, second, torch.float16), kinds, strict=True)
+    plain = [(*one, 0) for one in zip((torch.float16, second, torch.float16), kinds, strict=True)]
+    in_codes = [(second, kinds[0], 128), (torch.float16, kinds[1], 32), (torch.float16, kinds[2], 1 << 20)]
+    for (num_experts, size, width, num_chosen), (dtype, (activation, has_bias, weighs_inputs), block) in product(
+        sizes, plain + in_codes
     ):
         matrices = _mixture(where, dtype, num_experts, size, width, has_bias=has_bias)
+        exact = _widened(matrices)
+        if block:
+            matrices, exact = _in_codes(matrices, block)
         mine = TritonExperts(matrices, activation, weighs_inputs=weighs_inputs)
-        theirs = TorchExperts(_widened(matrices), activation, TorchOps(), weighs_inputs=weighs_inputs)
+        theirs = TorchExperts(exact, activation, TorchOps(), weighs_inputs=weighs_inputs)
         for num_tokens in nums_tokens:
             count += 1
             x, chosen, shares = _step(where, dtype, num_tokens, num_experts, width, num_chosen)
             result = mine(x, chosen, shares)
             expected = theirs(x.float(), chosen, shares)
-            what = f"{dtype} {activation} {num_experts} experts of {size} x {width}, {num_tokens} tokens"
+            what = f"{dtype} {block} {activation} {num_experts} experts of {size} x {width}, {num_tokens} tokens"
             worst = float((result.float() - expected).abs().max())
             if not worst <= TOLERANCE[str(dtype).removeprefix("torch.")] * max(1.0, float(expected.abs().max())):
                 found.append(f"{what}: differs by {worst:.3g}")
@@ -157,6 +164,8 @@ def _halves(matrices: ExpertMatrices) -> list[ExpertMatrices]:
     middle = matrices.count // 2
 
     def part(tensor: torch.Tensor | None, first: int, last: int) -> Any:
+        if isinstance(tensor, ScaledCodes):
+            return replace(tensor, codes=part(tensor.codes, first, last), scales=part(tensor.scales, first, last))
         return None if tensor is None else tensor.unflatten(0, (matrices.count, -1))[first:last].flatten(0, 1)
 
     return [
@@ -189,6 +198,25 @@ def compare_choices(where: torch.device, nums_tokens: Sequence[int]) -> str:
         if not torch.allclose(shares[same], expected_shares[same], rtol=1e-5, atol=1e-6):
             raise Failed(f"{router}: other shares of {num_tokens} tokens")
     return f"{len(_ROUTERS)} routers choose alike"
+
+
+def _in_codes(matrices: ExpertMatrices, block: int) -> tuple[ExpertMatrices, ExpertMatrices]:
+    """Return experts in codes with a scale for each block of each matrix, and the numbers that they stand for."""
+
+    def coded(stacked: torch.Tensor, count: int) -> tuple[Any, torch.Tensor]:
+        rows, columns = len(stacked) // count, stacked.shape[1]
+        high, wide = min(block, rows), min(block, columns)
+        grid = torch.rand(count, -(-rows // high), -(-columns // wide), device=stacked.device) * 0.01 + 0.001
+        scales = grid.repeat_interleave(high, 1)[:, :rows].flatten(0, 1)
+        every = scales.repeat_interleave(wide, 1)[:, :columns]
+        codes = (stacked.float() / every).to(torch.float8_e4m3fn)
+        return ScaledCodes(codes=codes, scales=scales, group=wide), codes.float() * every
+
+    (gate_up, exact_gate_up), (down, exact_down) = (
+        coded(matrices.gate_up, 2 * matrices.count), coded(matrices.down, matrices.count)
+    )  # fmt: skip
+    exact = replace(_widened(matrices), gate_up=exact_gate_up, down=exact_down)
+    return replace(matrices, gate_up=gate_up, down=down), exact
 
 
 def _widened(matrices: ExpertMatrices) -> ExpertMatrices:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 import gguf_files
 import quantised_folders
@@ -97,27 +99,36 @@ def _storages() -> int:
     return sum(type(one) is KVStorage for one in gc.get_objects())
 
 
-@pytest.mark.parametrize("kind", ["gptq", "gguf"])
+@pytest.mark.parametrize("kind", ["gptq", "gguf", "experts in fp8"])
 def test_quantised_weights_answer_as_transformers_do(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are widened to the dtype of activations."""
+    """They are widened to the dtype of activations, except for experts in FP8."""
     monkeypatch.setattr(gguf_folders, "cache_root", lambda: tmp_path / "cache")
-    quantised_folders.write_model(tmp_path, head_dim=64)
+    has_experts = kind == "experts in fp8"
+    more: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    more = {"architecture": "Qwen3Moe", **more} if has_experts else {}
+    quantised_folders.write_model(tmp_path, head_dim=64, **more)
     plain: Any = transformers.AutoConfig.from_pretrained(tmp_path)
     model = tmp_path
     if kind == "gptq":
         config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
         weights = quantised_folders.quantise(tmp_path, quantised_folders.gptq(num_bits=4, group=32), config)
+    elif has_experts:
+        make = quantised_folders.float8_blocks(high=48, wide=32, scale=".weight_scale_inv")
+        weights = quantised_folders.quantise(tmp_path, make, {"quant_method": "fp8", "weight_block_size": [48, 32]})
     else:
         model = tmp_path / "m.gguf"
         weights = gguf_files.write_gguf(tmp_path, model, architecture="llama", kinds=["Q8_0", "Q5_1"])
     prompt = [3, 17, 9, 41, 5, 28]
     sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    reference: Any = transformers.LlamaForCausalLM(plain)
-    reference.load_state_dict(weights)
+    plain.save_pretrained(tmp_path / "read")
+    save_file(weights, tmp_path / "read" / "model.safetensors")
+    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "read", dtype=torch.float32)
     expected = reference.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
-    engine, inbox, outbox = build(RecordingDevice(), model=str(model), max_total_tokens=256)
+    with caplog.at_level(logging.INFO):
+        engine, inbox, outbox = build(RecordingDevice(), model=str(model), max_total_tokens=256)
+    assert ("24 matrices of fp8 as float8 in groups of 32" in caplog.messages) == has_experts
     inbox.put(Submit(request_id="x", tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
     tokens: list[int] = []
     pending, deltas = None, []

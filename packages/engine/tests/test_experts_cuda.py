@@ -22,6 +22,7 @@ from pagewood.engine.api import EngineConfig
 from pagewood.engine.models.ops import ExpertMatrices
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
+from pagewood.engine.models.scaled_codes import ScaledCodes
 from pagewood.engine.models.torch_experts import TorchExperts
 from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.runner.cuda.experts import CUDAExperts
@@ -133,9 +134,11 @@ def refused(caplog: pytest.LogCaptureFixture, kernels: FusedKernels, own: Expert
 
 def test_what_flashinfer_does_not_take_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     own, kernels = matrices(), FusedKernels(flashinfer_torch, compiled)
+    codes: Any = ScaledCodes(codes=own.gate_up.to(torch.float8_e4m3fn), scales=own.gate_up[:, :1], group=WIDTH)
     for changed, options, reason in (
         (own, {"activation": "gelu_tanh"}, "the activation of experts must be silu or clamped, got gelu_tanh"),
         (own, {"weighs_inputs": True}, "the shares of experts must multiply results, but those of this model multiply"),
+        (replace(own, gate_up=codes), {}, "experts must be of 16 bits, because its kernels for FP8 round activations"),
         (replace(own, num_placed=2 * N), {}, "all experts must be on this rank, but ranks have experts of their own"),
         (replace(own, gate_up=own.gate_up[:, :20]), {}, "sizes of experts must be multiples of 8, got 20 and 40"),
     ):

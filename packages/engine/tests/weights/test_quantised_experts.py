@@ -17,6 +17,9 @@ from safetensors.torch import load_file, save_file
 import quantised_folders as made
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.expert_division import divided_by_expert
+from pagewood.engine.models.ops import ExpertMatrices
+from pagewood.engine.models.scaled_codes import ScaledCodes
+from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.program.ops import CPUOps
@@ -93,6 +96,77 @@ def test_experts_stay_in_codes(name: str, plain: Path, tmp_path: Path) -> None:
     by_expert = [partial(divided_by_expert, num_ranks=2)] * 2
     found = ranks_logits(tmp_path, torch.arange(30), 2, changes=by_expert)[1]
     torch.testing.assert_close(found, logits(tmp_path), atol=1e-4, rtol=0)
+
+
+FLOAT8: dict[str, tuple[made.Maker, Mapping[str, Any], set[int | None]]] = {
+    "blocks": (
+        made.float8_blocks(high=40, wide=32, scale=".weight_scale_inv"),
+        {"quant_method": "fp8", "weight_block_size": [40, 32]},
+        {32},
+    ),
+    "blocks that ranks cut": (
+        made.float8_blocks(high=24, wide=48, scale=".weight_scale_inv"),
+        {"quant_method": "fp8", "weight_block_size": [24, 48]},
+        {48, 16, 32},
+    ),
+    "blocks for which there are no sums": (
+        made.float8_blocks(high=40, wide=24, scale=".weight_scale_inv"),
+        {"quant_method": "fp8", "weight_block_size": [40, 24]},
+        {None},
+    ),
+    "one scale": (made.float8_whole(scale=".weight_scale_inv"), {"quant_method": "fp8"}, {64, 32}),
+    "outputs": (
+        made.float8_blocks(high=1, wide=1 << 20, scale=".weight_scale"), {"quant_method": "fbgemm_fp8"}, {64, 32}
+    ),
+}  # fmt: skip
+"""Makers, configurations, and the groups in which a rank keeps the matrices; None: they are widened."""
+
+
+def kept_experts(monkeypatch: pytest.MonkeyPatch) -> list[ExpertMatrices]:
+    """Return the list to which experts are added that are read from now on."""
+    found: list[ExpertMatrices] = []
+
+    def keep(self: TorchOps, matrices: ExpertMatrices, *_: Any, **__: Any) -> None:
+        if matrices.down.shape[0]:  # otherwise only headers are read
+            found.append(matrices)
+
+    monkeypatch.setattr(TorchOps, "experts", keep)
+    return found
+
+
+@pytest.mark.parametrize("name", FLOAT8)
+def test_float8_of_each_rank_stays_as_it_is_stored(
+    name: str, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers are those that other code has read, to the last bit."""
+    make, config, groups = FLOAT8[name]
+    quantised(plain, tmp_path, make, config)
+    found = kept_experts(monkeypatch)
+    parts: list[dict[str, Any]] = [{}, *({"shard": Shard(rank, 2)} for rank in range(2))]
+    parts += [{**one, "change": partial(divided_by_expert, num_ranks=2)} for one in parts[1:]]
+    seen: set[int | None] = set()
+    for options in parts:
+        found.clear()
+        load_model(tmp_path, TorchOps(), keeps_float8=True, **options)
+        kept = list(found)
+        load_model(tmp_path / "read", TorchOps(), **options)
+        for mine, theirs in zip(kept, found[len(kept) :], strict=True):
+            for matrix, expected in ((mine.gate_up, theirs.gate_up), (mine.down, theirs.down)):
+                seen.add(getattr(matrix, "group", None))
+                if not isinstance(matrix, ScaledCodes):
+                    continue
+                assert matrix.codes.dtype == torch.float8_e4m3fn
+                scales = matrix.scales.repeat_interleave(matrix.group, 1)[:, : expected.shape[1]]
+                assert torch.equal(matrix.codes.float() * scales, expected)
+    assert seen == groups
+
+
+def test_float8_beside_plain_numbers_is_widened(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, config, _ = FLOAT8["blocks"]
+    quantised(plain, tmp_path, make, config, excluded=("0.mlp.experts.2.up_proj.weight",))
+    found = kept_experts(monkeypatch)
+    load_model(tmp_path, TorchOps(), keeps_float8=True)
+    assert [getattr(one, "group", None) for one in (found[0].gate_up, found[0].down)] == [None, 32]
 
 
 def test_experts_of_two_forms_are_widened_to_one(plain: Path, tmp_path: Path) -> None:

@@ -406,6 +406,7 @@ def build_cuda_runner(
             stage=None if rank is None else rank.stage,
             relay=None if rank is None else rank.relay,
             change=expert_change(config),
+            keeps_float8=_has_float8(where),
             progress=progress,
         )
         if found is not None:
@@ -486,6 +487,11 @@ def build_cuda_runner(
         page_bytes=page_bytes,
         announces_pages=parts.has_drafts_beside,
     )
+
+
+def _has_float8(device: torch.device) -> bool:
+    """Whether kernels of a device can read 8-bit floating point numbers."""
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _groups(config: EngineConfig, model: ModelConfig, drafter: LoadedDrafter | None, longest: int) -> LayerGroups:

@@ -181,6 +181,7 @@ def load_model(
     stage: Stage | None = None,
     relay: Relay[A] | None = None,
     change: Callable[[ModelConfig], ModelConfig] | None = None,
+    keeps_float8: bool = False,
     progress: Progress | None = None,
     files: TensorFiles | None = None,
 ) -> Decoder[A]:
@@ -199,6 +200,7 @@ def load_model(
         stage: the layers that are read; None: all.
         relay: see `Decoder`.
         change: applied to what config.json says, as in `models.expert_division`; None: nothing is changed.
+        keeps_float8: whether `ops` takes experts as `ScaledCodes`; see `Checkpoint`.
         progress: called for every tensor.
         files: in place of the folder's, which are not read then.
 
@@ -223,7 +225,10 @@ def load_model(
             config.max_position,
         )
     device = device or torch.device("cpu")
-    checkpoint = Checkpoint(folder, dtype=dtype, device=device, maps_plain=maps_plain, progress=progress, files=files)
+    checkpoint = Checkpoint(
+        folder, dtype=dtype, device=device, maps_plain=maps_plain, keeps_float8=keeps_float8, progress=progress,
+        files=files,
+    )  # fmt: skip
     weights = checkpoint if reads_matrices else _Shapes(checkpoint)
     decoder = Decoder(config, weights, ops, device=device, shard=shard, stage=stage, relay=relay)
     checkpoint.finish(ignored=lambda name: stage is not None or _is_redundant(name, config))

@@ -185,6 +185,8 @@ class LatentHeads(Protocol[A]):
 class ExpertMatrices:
     """The weights of the experts of a layer that are here, one below the other.
 
+    Matrices may be what `Weights.stack` returns in place of a tensor, such as `models.scaled_codes.ScaledCodes`.
+
     Legend: N experts, E hidden_size, I size of an expert.
     """
 

@@ -50,15 +50,10 @@ class Float8:
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:
         """Return the matrix."""
         stored, codes = found[self.scale], found[self.codes]
-        scales: F32 = powers_of_two(stored) if self.is_power else stored
-        scales = scales.reshape((1, 1) if self.block is None else self._blocks(rows, columns))
-        high, wide = -(-rows // scales.shape[0]), -(-columns // scales.shape[1])
-        if self.block is not None:
-            high, wide = self.block[0] or rows, self.block[1] or columns
-        row_of = np.arange(rows) // high
+        scales, wide = self.scales_by_row(stored, rows, columns), self.inputs_of_scale(columns)
 
         def decode(run: slice) -> F32:
-            own: F32 = scales[row_of[run]]
+            own: F32 = scales[run]
             if own.shape[1] > 1:
                 own = np.repeat(own, wide, axis=1)[:, :columns]
             values: F32 = E4M3.take(codes[run])
@@ -66,6 +61,21 @@ class Float8:
             return values
 
         return kept_values(rows, columns, decode, why="its numbers are of 8 bits with exponents")
+
+    def scales_by_row(self, stored: Array, rows: int, columns: int) -> F32:
+        """Return `[N, G] float32`, the scales of each row of a matrix `[N, K]`; `stored` is the tensor of its scales.
+
+        Raises:
+            ValueError: a scale is NaN.
+        """
+        scales: F32 = powers_of_two(stored) if self.is_power else stored
+        shape = (1, 1) if self.block is None else self._blocks(rows, columns)
+        high = (self.block[0] if self.block is not None else 0) or rows
+        return scales.reshape(shape)[np.arange(rows) // high]
+
+    def inputs_of_scale(self, columns: int) -> int:
+        """Return how many of the `columns` inputs of a row share a scale."""
+        return (self.block[1] if self.block is not None else 0) or columns
 
     def _blocks(self, rows: int, columns: int) -> tuple[int, int]:
         assert self.block is not None

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.api import Progress
+from pagewood.engine.models.stored.expert_codes import EXPERTS, read_codes
 from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.engine.models.stored.mapped_memory import give_back
 from pagewood.engine.models.stored.naming import Naming
@@ -70,6 +71,7 @@ class Checkpoint:
         "_device",
         "_dtype",
         "_files",
+        "_keeps_float8",
         "_kept",
         "_maps_plain",
         "_names",
@@ -91,6 +93,7 @@ class Checkpoint:
         dtype: torch.dtype | None,
         device: torch.device | None = None,
         maps_plain: bool = False,
+        keeps_float8: bool = False,
         progress: Progress | None = None,
         files: TensorFiles | None = None,
     ) -> None:
@@ -102,6 +105,8 @@ class Checkpoint:
         Without `dtype` it does so too. Vectors are then float32 on the CPU, and a quantised matrix is a `Weight` in its
         stored form. The operations that take over the matrices must accept both.
 
+        With `keeps_float8`, `stack` returns experts as `ScaledCodes` where `expert_codes.read_codes` can read them.
+
         Raises:
             FileNotFoundError: there are no weights in it, or a file of its index is missing.
             ValueError: a file is damaged, or its quantisation is not supported.
@@ -110,6 +115,7 @@ class Checkpoint:
         self._dtype = dtype
         self._device = device
         self._maps_plain = maps_plain or dtype is None
+        self._keeps_float8 = keeps_float8
         self._progress = progress
         self._files: TensorFiles = open_tensors(self.folder) if files is None else files
         self._names = frozenset(self._files.names())
@@ -186,6 +192,13 @@ class Checkpoint:
         has_codes = any(one.format is not None for one in found)
         if columns and self._maps_plain and not has_codes:
             return cast("Tensor", self._mapped_rows(found))
+        if columns and self._keeps_float8 and all(EXPERTS in one.name for one in found):
+            codes = read_codes(found, columns[0], self._mapped, device=self._device)
+            if codes is not None:
+                for one in found:
+                    self._kept[getattr(one.format, "name", ""), f"float8 in groups of {codes.group}", ""] += 1
+                    self._report(len(one.parts))
+                return cast("Tensor", codes)
         if columns and self._dtype is None:
             return cast("Tensor", joined(self.read(found, columns[0])))
         return self._widened(found, *columns)

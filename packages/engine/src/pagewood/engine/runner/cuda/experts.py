@@ -47,14 +47,14 @@ def grouped_by_row(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tens
 
     Args:
         x: `[S, I]`.
-        weight: `[N, O, I]`.
+        weight: `[N, O, I]`, maybe in codes.
         bias: `[N, O]`, or None.
         experts: `[S]`, the expert of each slot, ascending.
 
     Returns:
         `[S, O]`.
     """
-    products = (weight.index_select(0, experts) @ x[:, :, None])[:, :, 0]
+    products = (weight.index_select(0, experts).to(x.dtype) @ x[:, :, None])[:, :, 0]
     return products if bias is None else products + bias.index_select(0, experts)
 
 

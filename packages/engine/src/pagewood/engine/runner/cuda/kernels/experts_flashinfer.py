@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pagewood.engine.models.ops import CLAMP_ALPHA, CLAMP_LIMIT, ChosenExperts, ExpertMatrices
 from pagewood.engine.models.parts.feed_forward import Activation
+from pagewood.engine.models.scaled_codes import ScaledCodes
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 
 _log = logging.getLogger(__name__)
@@ -125,6 +126,8 @@ class FusedKernels:
 def refusal(matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool) -> str | None:
     """Return why FlashInfer does not compute a mixture; None if it does."""
     sizes = matrices.gate_up.shape[1], matrices.down.shape[1]
+    if ScaledCodes in map(type, (matrices.gate_up, matrices.down)):
+        return "experts must be of 16 bits, because its kernels for FP8 round activations to FP8 too"
     if activation not in _ACTIVATIONS:
         return f"the activation of experts must be {' or '.join(_ACTIVATIONS)}, got {activation}"
     if weighs_inputs:

@@ -15,7 +15,8 @@ Legend: T tokens, N experts, K chosen experts of a token, S slots, T times K, E 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -25,6 +26,7 @@ from torch import Tensor
 from pagewood.engine.models.ops import CLAMP_ALPHA, CLAMP_LIMIT, ExpertMatrices
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
+from pagewood.engine.models.scaled_codes import ScaledCodes
 from pagewood.engine.runner.cuda.experts import local_experts
 
 _MOST_COMPARED = 4096
@@ -57,6 +59,7 @@ _DOWN = (
     (1 << 30, _Tile(rows=128, columns=256, depth=64, warps=8, stages=3)),
 )
 """Tiles by the mean number of slots of an expert that they are for, at most. Measured on an H100 with 128 experts."""
+_DEPTH_OF_CODES = 128
 
 
 class TritonExperts:
@@ -65,7 +68,7 @@ class TritonExperts:
     __slots__ = ("_activation", "_matrices", "_size", "_weighs_inputs")
 
     def __init__(self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False) -> None:
-        """Take `matrices`, all of one dtype."""
+        """Take `matrices`, all of one dtype or in codes."""
         self._matrices = matrices
         self._size = matrices.down.shape[1]
         self._activation: Activation = activation
@@ -83,20 +86,22 @@ class TritonExperts:
         order, starts = arranged(chosen, own.count)
         activated = x.new_empty(num_slots, self._size)
         num_placed = own.num_placed or own.count
-        tile, grid = _tile_and_grid(_GATED, num_slots, own.count, num_placed, self._size)
+        tile, grid = _tile_and_grid(_GATED, own.gate_up, num_slots, own.count, num_placed, self._size)
         _gated[grid](
-            x, own.gate_up, own.gate_up if own.gate_up_bias is None else own.gate_up_bias, activated, order, starts,
+            x, *_parts(own.gate_up), x if own.gate_up_bias is None else own.gate_up_bias, activated, order, starts,
             shares, own.count, self._size, num_chosen, INPUTS=width, BINS=bins, HAS_BIAS=own.gate_up_bias is not None,
             ACTIVATION=self._activation, WEIGHS=self._weighs_inputs, ALPHA=CLAMP_ALPHA, LIMIT=CLAMP_LIMIT,
+            GROUP=getattr(own.gate_up, "group", 0),
             ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         # Slots whose expert is on another rank get no result.
         results = x.new_zeros(num_slots, width) if own.is_part else x.new_empty(num_slots, width)
-        tile, grid = _tile_and_grid(_DOWN, num_slots, own.count, num_placed, width)
+        tile, grid = _tile_and_grid(_DOWN, own.down, num_slots, own.count, num_placed, width)
         _down[grid](
-            activated, own.down, own.down if own.down_bias is None else own.down_bias, results, order, starts,
+            activated, *_parts(own.down), x if own.down_bias is None else own.down_bias, results, order, starts,
             own.count, width, INPUTS=self._size, BINS=bins, HAS_BIAS=own.down_bias is not None, ROWS=tile.rows,
             COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+            GROUP=getattr(own.down, "group", 0),
         )  # fmt: skip
         _sum[(num_tokens, triton.cdiv(width, _SUMMED))](
             results, shares, out, width, NUM_CHOSEN=num_chosen, WEIGHS=not self._weighs_inputs, BLOCK=_SUMMED
@@ -140,14 +145,28 @@ def arranged(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     return order, starts
 
 
+def _parts(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return numbers and their scales; in place of scales that are not there, something that is not read."""
+    return (matrix.codes, matrix.scales) if isinstance(matrix, ScaledCodes) else (matrix, matrix)
+
+
 def _tile_and_grid(
-    tiles: tuple[tuple[int, _Tile], ...], num_slots: int, num_experts: int, num_placed: int, num_columns: int
+    tiles: tuple[tuple[int, _Tile], ...],
+    matrix: Tensor,
+    num_slots: int,
+    num_experts: int,
+    num_placed: int,
+    num_columns: int,
 ) -> tuple[_Tile, tuple[int, int]]:
     """Return the tile for a step, and the programs for all tiles that there can be.
 
-    The slots are those of `num_placed` experts, of which `num_experts` are here.
+    The slots are those of `num_placed` experts, of which `num_experts` are here. All tiles for codes have one depth,
+    because a sum of that many products gets its scale, and no sum may pass the end of a group.
     """
     tile = next(one for most, one in tiles if num_slots <= most * num_placed)
+    if isinstance(matrix, ScaledCodes):
+        depth = math.gcd(_DEPTH_OF_CODES, matrix.group) if matrix.scales.shape[1] > 1 else _DEPTH_OF_CODES
+        tile = replace(tile, columns=min(tile.columns, 128), depth=depth, stages=tile.stages - 1)
     most_tiles = min(num_slots, num_slots // tile.rows + num_experts)
     return tile, (most_tiles, triton.cdiv(num_columns, tile.columns))
 
@@ -261,7 +280,7 @@ def _find(starts, num_experts, BINS: tl.constexpr, ROWS: tl.constexpr) -> tuple[
 
 @triton.jit
 def _gated(
-    x, weight, bias, out, order, starts, shares, num_experts, size, num_chosen,
+    x, weight, scales, bias, out, order, starts, shares, num_experts, size, num_chosen, GROUP: tl.constexpr,
     INPUTS: tl.constexpr, BINS: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WEIGHS: tl.constexpr,
     ALPHA: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -288,8 +307,10 @@ def _gated(
         left = tl.load(x_places, mask=has_row[:, None] & is_inside[None, :], other=0.0)
         if WEIGHS:
             left = left * factors[:, None]
-        gate = tl.dot(left, tl.load(gate_places, mask=is_weight, other=0.0), gate, input_precision="ieee")
-        up = tl.dot(left, tl.load(up_places, mask=is_weight, other=0.0), up, input_precision="ieee")
+        gate_weight = tl.load(gate_places, mask=is_weight, other=0.0)
+        up_weight = tl.load(up_places, mask=is_weight, other=0.0)
+        gate = _add(gate, left, gate_weight, scales, expert * 2 * size + columns, has_column, start, INPUTS, GROUP)
+        up = _add(up, left, up_weight, scales, (expert * 2 + 1) * size + columns, has_column, start, INPUTS, GROUP)
         x_places += DEPTH
         gate_places += DEPTH
         up_places += DEPTH
@@ -303,6 +324,18 @@ def _gated(
         result,
         mask=has_row[:, None] & has_column[None, :],
     )
+
+
+@triton.jit
+def _add(total, left, right, scales, rows, has_row, start, INPUTS: tl.constexpr, GROUP: tl.constexpr) -> tl.tensor:
+    """Add products of inputs from `start` on; a code is a number of 16 bits too, and the sum of them gets its scale."""
+    if GROUP:
+        own = tl.load(scales + rows * ((INPUTS + GROUP - 1) // GROUP) + start // GROUP, mask=has_row, other=0.0)
+        part = tl.dot(left, right.to(left.dtype), input_precision="ieee")
+        total = tl.fma(part, tl.broadcast_to(own[None, :], part.shape), total)
+    else:
+        total = tl.dot(left, right, total, input_precision="ieee")
+    return total
 
 
 @triton.jit
@@ -322,7 +355,7 @@ def _activate(gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl
 
 @triton.jit
 def _down(
-    x, weight, bias, out, order, starts, num_experts, num_columns,
+    x, weight, scales, bias, out, order, starts, num_experts, num_columns, GROUP: tl.constexpr,
     INPUTS: tl.constexpr, BINS: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -343,7 +376,7 @@ def _down(
         is_inside = start + deep < INPUTS
         left = tl.load(x_places, mask=has_row[:, None] & is_inside[None, :], other=0.0)
         right = tl.load(weight_places, mask=has_column[None, :] & is_inside[:, None], other=0.0)
-        sums = tl.dot(left, right, sums, input_precision="ieee")
+        sums = _add(sums, left, right, scales, expert * num_columns + columns, has_column, start, INPUTS, GROUP)
         x_places += DEPTH
         weight_places += DEPTH
     if HAS_BIAS:
