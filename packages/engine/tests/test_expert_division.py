@@ -50,6 +50,8 @@ SIXES: dict[str, Any] = {
 
 
 def has_experts(case: Case) -> bool:
+    if case.extra.get("num_local_experts") == 0:  # Granite 4 without a mixture
+        return False
     return any(name in case.kind for name in ("Moe", "MoE", "Mixtral", "GptOss", "Llama4", "DeepseekV", "MiniMax"))
 
 

@@ -156,7 +156,7 @@ def test_what_a_client_asks_for_the_life_of_a_model(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_models_take_turns_where_one_fits(tmp_path: Path) -> None:
+def test_models_take_turns(tmp_path: Path) -> None:
     for name in ("alpha", "beta"):
         shutil.copytree(model_folder(None), tmp_path / name)
     server = Server(
