@@ -79,4 +79,4 @@ def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["quantize", str(model_folder(None)), out, "--format", "int8", "--group-size", "32"]) == 2
     assert "group_size must be None for int8" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path / "none")]) == 2
-    assert "model must be a folder with a Hugging Face model or a GGUF file" in capsys.readouterr().err
+    assert "model must be a folder with a Hugging Face model, a GGUF file, or the name of" in capsys.readouterr().err

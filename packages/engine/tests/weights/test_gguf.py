@@ -807,5 +807,5 @@ def test_another_architecture(folders: dict[str, Path], tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"no GGUF")
-    with pytest.raises(FileNotFoundError, match="must be a folder with a Hugging Face model or a GGUF file"):
+    with pytest.raises(FileNotFoundError, match="must be a folder with a Hugging Face model, a GGUF file"):
         model_folder(tmp_path / "m.gguf")

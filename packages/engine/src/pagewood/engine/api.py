@@ -790,7 +790,8 @@ class EngineConfig:
 
     # model
     model: str | None = None
-    """Folder of a Hugging Face model, or a GGUF file; None: the model that ships with pagewood-engine."""
+    """Folder of a Hugging Face model, a GGUF file, or a name on the hub (`org/name`), see `model_folder.hub`; None: the
+    model that ships with pagewood-engine."""
     model_impl: ModelImpl = "auto"
     """What computes the model. native: the parts of this package; transformers: its class in that library
     (`pagewood-engine[transformers]`), over the same KV memory, which is slower; auto: transformers for an architecture

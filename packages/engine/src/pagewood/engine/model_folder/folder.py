@@ -14,6 +14,7 @@ from typing import Literal
 
 from pagewood.engine.api import SAMPLING_PARAMETERS, SamplingParams
 from pagewood.engine.json_fields import Fields
+from pagewood.engine.model_folder.hub import hub_folder, is_hub_name
 from pagewood.engine.models.head_config import find_head_names
 from pagewood.engine.models.stored.checkpoint_files import tensor_names
 from pagewood.engine.weights.gguf.folder import gguf_folder, is_gguf
@@ -51,17 +52,23 @@ _REPOSITORY = "models--"
 def model_folder(model: str | Path | None) -> Path:
     """Return the folder of a model; None: the model that ships inside this package.
 
-    For a GGUF file it is made in the user's cache folder, see `gguf_folder`.
+    For a GGUF file it is made in the user's cache folder, see `gguf_folder`; for `org/name`, where no such folder is,
+    it is that of the Hugging Face hub, see `hub_folder`.
 
     Raises:
-        FileNotFoundError: the folder or file does not exist.
+        FileNotFoundError: the folder or file does not exist, or cannot be downloaded.
         ValueError: the GGUF file is damaged, or something in it is not supported.
     """
     folder = Path(__file__).parents[1] / "demo" if model is None else Path(model)
     if is_gguf(folder):
         return gguf_folder(folder)
+    if is_hub_name(model):
+        return hub_folder(str(model))
     if not folder.is_dir():
-        raise FileNotFoundError(f"model must be a folder with a Hugging Face model or a GGUF file, got {str(folder)!r}")
+        raise FileNotFoundError(
+            "model must be a folder with a Hugging Face model, a GGUF file, or the name of one on the hub (org/name), "
+            f"got {str(folder)!r}"
+        )
     return folder
 
 
@@ -73,6 +80,8 @@ def model_name(model: str | Path | None) -> str:
     """
     if model is None:
         return "pagewood-demo"
+    if is_hub_name(model):
+        return str(model)
     path = Path(model)
     if path.is_dir():
         path = path.resolve()
@@ -146,7 +155,10 @@ def find_drafter(
         return FoundDrafter(kind=speculative)
     if speculative_model is not None:
         folder = Path(speculative_model)
-        folder = gguf_folder(folder) if is_gguf(folder) else folder
+        if is_gguf(folder):
+            folder = gguf_folder(folder)
+        elif is_hub_name(speculative_model):
+            folder = hub_folder(str(speculative_model))
         if not folder.is_dir():
             raise FileNotFoundError(f"speculative_model must be a folder, got {str(folder)!r}")
         kind = ("eagle" if _has_head(folder) else "draft") if speculative == "auto" else speculative

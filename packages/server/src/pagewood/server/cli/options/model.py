@@ -34,9 +34,16 @@ def add_model_options(page: Page) -> None:
         "--model-path",
         action="append",
         metavar="PATH",
-        help="Hugging Face folder or GGUF file (default: the embedded model)",
-        more="The folder has config.json, *.safetensors and tokenizer.json. The embedded model is a small one that "
+        help="Hugging Face folder or name, or GGUF file (default: embedded)",
+        more="The folder has config.json, *.safetensors and tokenizer.json. A name, such as Qwen/Qwen3-0.6B, is looked "
+        "up in the Hugging Face cache, and downloaded if it is not there. The embedded model is a small one that "
         "ships with Pagewood. It may be repeated: several models are loaded when requests need them.",
+    )
+    model.add(
+        "--offline",
+        action="store_true",
+        help="download nothing, as with HF_HUB_OFFLINE=1",
+        more="A model that is given by its name must be in the Hugging Face cache then.",
     )
     model.add(
         "--served-model-name",
