@@ -85,7 +85,10 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one answer per prompt; exits with 1 if any prompt got no answer."""
-    config = asdict(engine_config(options, model=options.model))
+    models: list[str] = options.model or []
+    if len(models) > 1:
+        raise ValueError(f"--model must be given once, got {', '.join(models)}")
+    config = asdict(engine_config(options, model=models[0] if models else None))
     grammar = _grammar(options)
     from pagewood.engine.offline.llm import LLM  # imported after the options are checked: it takes seconds
 
