@@ -8,19 +8,19 @@ import sys
 from collections.abc import Sequence
 
 from pagewood.server import __version__
-from pagewood.server.cli import bench, chat, check, generate, inspect, merge, quantize, replay, serve, top, why
+from pagewood.server.cli import bench, chat, check, doctor, generate, inspect, merge, quantize, replay, serve, top, why
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code of the process."""
     parser = argparse.ArgumentParser(
         prog="pagewood",
-        description="Serve a model, watch, measure or chat with a server, generate without one, look at or quantise "
-        "weights, and explain what a server decided.",
+        description="Serve a model, watch, measure or chat with a server, generate without one, look at a machine or a "
+        "model, quantise weights, and explain what a server decided.",
     )
     parser.add_argument("--version", action="version", version=f"pagewood {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, chat, top, bench, generate, inspect, check, quantize, merge, replay, why):
+    for command in (serve, chat, top, bench, generate, doctor, inspect, check, quantize, merge, replay, why):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     output: object = sys.stdout
