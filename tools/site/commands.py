@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from types import ModuleType
 
-from pagewood.server.cli import bench, chat, check, generate, inspect, merge, quantize, replay, serve, top, why
-
-COMMANDS: tuple[ModuleType, ...] = (
-    serve, chat, generate, bench, top, why, replay, inspect, check, quantize, merge,
-)  # fmt: skip
+from pagewood.server.cli.main import COMMANDS
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:

@@ -6,9 +6,28 @@ import argparse
 import io
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from pagewood.server import __version__
-from pagewood.server.cli import bench, chat, check, doctor, generate, inspect, merge, quantize, replay, serve, top, why
+from pagewood.server.cli import (
+    batch,
+    bench,
+    chat,
+    check,
+    doctor,
+    generate,
+    inspect,
+    merge,
+    quantize,
+    replay,
+    serve,
+    top,
+    why,
+)
+
+COMMANDS: tuple[ModuleType, ...] = (
+    serve, chat, top, bench, generate, batch, doctor, inspect, check, quantize, merge, replay, why,
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"pagewood {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, chat, top, bench, generate, doctor, inspect, check, quantize, merge, replay, why):
+    for command in COMMANDS:
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     output: object = sys.stdout

@@ -109,7 +109,7 @@ def _print_short_help(prog: str, options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
     if options.offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub, also in other processes
+        os.environ["HF_HUB_OFFLINE"] = "1"  # not ours; huggingface_hub reads it, also in other processes
     paths = _paths(options)
     names = [*(options.served_model_name or ()), *map(model_name, paths[len(options.served_model_name or ()) :])]
     engines = [engine_config(options, model=path) for path in paths]

@@ -1,0 +1,1 @@
+"""Jobs of many requests in a file: their lines, and how they are sent."""
