@@ -269,6 +269,7 @@ def test_a_node_that_differs_is_refused_by_name(tmp_path: Path) -> None:
         ({"model": str(other)}, "model must have the same files on all nodes"),
         ({"weights": "int8"}, 'weights must be "auto" as on node 0, got "int8" on node 1'),
         ({"seed": 5}, "seed must be 0 as on node 0, got 5 on node 1"),
+        ({"host_cache_gb": 1.0}, "host_cache_gb must be null as on node 0, got 1.0 on node 1"),
     ):
         wrong: dict[str, Any] = {**options, "node_rank": 1, **others}
         with pytest.raises(RefusedError, match=message):
@@ -299,7 +300,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"node_secret_file": "x", "insecure_no_node_secret": True},
         "insecure_no_node_secret must be False with node_secret_file, got True",
     ),
-    ({"host_cache_gb": 1.0}, "host_cache_gb must be None with nnodes 2, because host 0 cannot copy the KV of others"),
+    ({"host_cache_gb": 1.0, "device": "cuda", "num_threads": None}, "host_cache_gb must be None with nnodes 2 on CUDA"),
     ({"model_impl": "transformers"}, "tensor_parallel_size must be 1 with model_impl transformers, got 2"),
     ({"tensor_parallel_size": 4}, "num_threads must be at least tensor_parallel_size 4 over nnodes 2, got 1"),
     ({"nnodes": 1, "master_addr": "127.0.0.1:5"}, "master_addr must be None with nnodes 1, got '127.0.0.1:5'"),

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,8 @@ def options(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, ...]:
     secret.chmod(0o600)
     return (
         *(request.param, "2", "--nnodes", "2", "--master-addr", address, "--node-secret-file", str(secret)),
-        *("--threads", "1", "--max-running-requests", "4", "--max-total-tokens", "16384"),
+        *("--threads", "1", "--max-running-requests", "4", "--max-total-tokens", "1024"),
+        *("--host-cache-gb", "0.02", "--disk-cache-path", str(tmp_path / "kv"), "--disk-cache-gb", "0.05"),
     )
 
 
@@ -67,12 +69,24 @@ def node(tmp_path: Path, options: tuple[str, ...]) -> Generator[Node]:
         node.close()
 
 
+def num_loaded(server: Server) -> float:
+    """Return the tokens that came back from the host cache."""
+    found = re.search(r'tier_tokens_total\{[^}]*event="loaded"[^}]*\} (\S+)', server.http.get("/metrics").text)
+    return 0.0 if found is None else float(found[1])
+
+
 @pytest.mark.slow
 def test_two_hosts_serve_one_model(tmp_path: Path, options: tuple[str, ...], node: Node) -> None:
+    """A rank is lost while pages come back from the host caches; the next group goes on with the requests."""
+    bodies = [{**SHORT, "prompt": [100 + (i * step) % 300 for i in range(500)]} for step in (1, 7, 11)]
+
+    def answers() -> list[str]:
+        return [text_of(server.http.post("/v1/completions", json=body).text) for body in bodies]
+
     server = Server(tmp_path, *options)
     try:
         until(lambda: server.ready()["status"] == "ready")
-        expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
+        expected = answers()
         metrics = server.http.get("/metrics").text
         assert 'node="node 0",rank="0"} 1' in metrics
         assert 'node="node 1 (127.0.0.1)",rank="1"} 1' in metrics
@@ -83,10 +97,14 @@ def test_two_hosts_serve_one_model(tmp_path: Path, options: tuple[str, ...], nod
         assert "step" in spans["device"]
         assert {"draw", "step"} <= spans["device, rank 1"]
         (rank,) = node.ranks()
-        os.kill(rank, signal.SIGKILL)
-        until(lambda: node.ranks() not in ([], [rank]))
-        until(lambda: server.ready()["status"] == "ready")
-        assert text_of(server.http.post("/v1/completions", json=SHORT).text) == expected
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(lambda: [answers() for _ in range(10)])
+            until(lambda: num_loaded(server) > 0)
+            os.kill(rank, signal.SIGKILL)
+            assert asked.result() == [expected] * 10
+        assert node.ranks() not in ([], [rank])
+        assert server.ready()["status"] == "ready"
+        until(lambda: num_loaded(server) > 0)
         lost = r"the process of rank 1( \(stage 1\))? has ended with code -9 \[rank 1 on node 1 \(127\.0\.0\.1\)\]"
         assert re.search(lost, server.stderr())
         (rank,) = node.ranks()

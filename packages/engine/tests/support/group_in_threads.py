@@ -13,10 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 from pagewood.engine.assembly import build_cpu, cuda_rank
-from pagewood.engine.assembly.rank_process import Talk, serve
+from pagewood.engine.assembly.rank_process import serve
 from pagewood.engine.runner.ranks.group import Group, RankProcess
 from pagewood.engine.runner.ranks.link import Link
-from pagewood.engine.runner.ranks.messages import Begin, receive
+from pagewood.engine.runner.ranks.messages import Begin, receive, send
 
 
 class ThreadOfRank:
@@ -48,7 +48,7 @@ class ThreadOfRank:
         if begin.kv_memory is not None:
             own["kv_memory"] = self._descriptors[begin.kv_memory]
         try:
-            serve(replace(begin, **own), self._link, Talk(self._link), leave=lambda: None)
+            serve(replace(begin, **own), self._link, partial(send, self._link), leave=lambda: None)
         finally:
             self._link.close()
             for descriptor in self._descriptors.values():

@@ -901,12 +901,12 @@ class EngineConfig:
     """Evicted tokens that the prefix cache remembers, so that explanations know what was evicted; 4 bytes each, and a
     little more for each run of them. It needs `prefix_cache`."""
     host_cache_gb: float | None = None
-    """Host memory for evicted KV, in units of 1e9 bytes; None: no host cache. For a CUDA device it is pinned, and
-    allocated at start."""
+    """Host memory for evicted KV, in units of 1e9 bytes, on each of `nnodes`; None: no host cache. For a CUDA device it
+    is pinned, and allocated at start."""
     disk_cache_path: str | None = None
     """Folder on a disk for evicted KV, which survives the process; None: no disk cache. It needs a host cache."""
     disk_cache_gb: float | None = None
-    """Largest total size of its files, in units of 1e9 bytes."""
+    """Largest total size of its files, in units of 1e9 bytes, on each of `nnodes`."""
     remote_cache: str | None = None
     """Where engines share KV: a folder that all of them can write; `shm:NAME`, memory that the engines of one user on
     this machine share; `redis://HOST:PORT/DATABASE` of a server of the Redis protocol, with `?user=`, `password_file=`
@@ -1195,10 +1195,10 @@ class EngineConfig:
                 f"node_secret_file must be given unless master_addr is a loopback address, got {self.master_addr}: "
                 "give a secret, or trust all who reach that address with insecure_no_node_secret"
             )
-        if self.host_cache_gb is not None:  # lower tiers come with it
+        if self.host_cache_gb is not None and self.device == "cuda":  # lower tiers come with it
             raise ValueError(
-                f"host_cache_gb must be None with nnodes {self.nnodes}, because host 0 cannot copy the KV of others, "
-                f"got {self.host_cache_gb}"
+                f"host_cache_gb must be None with nnodes {self.nnodes} on CUDA, because the ranks on devices copy to "
+                f"memory of one host, got {self.host_cache_gb}"
             )
 
     def _check_ranks(self) -> None:

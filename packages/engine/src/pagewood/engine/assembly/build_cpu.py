@@ -45,6 +45,7 @@ from pagewood.engine.runner.ranks.cores import threads_on
 from pagewood.engine.runner.ranks.group import Group
 from pagewood.engine.runner.ranks.messages import Loaded, Sizes
 from pagewood.engine.runner.ranks.notes import StepNotes
+from pagewood.engine.runner.ranks.ranked_pages import HostPart
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 from pagewood.engine.runner.ranks.ranked_weights import RankedWeights
 from pagewood.schedpolicy import SlotShares
@@ -156,9 +157,12 @@ def _engine(
     _log.info("weights: %s", rank.described_weights)
     rank.compile(progress)
     num_pages, max_length = rank.num_pages(1)
-    page_bytes = rank.page_bytes
+    page_bytes, part = rank.page_bytes, None
     if group is not None:
-        num_pages, max_length, page_bytes = _agreed_sizes(rank, group, place, parts.stages)
+        sizes, page_bytes = _agreed_sizes(rank, group, place, parts.stages)
+        num_pages, max_length = sizes.num_pages, sizes.max_length
+        if config.nnodes > 1:
+            part = HostPart(rank=0, host_page_bytes=sizes.host_page_bytes, group=group)
     rank.allocate(num_pages)
     num_pools = num_ranks if config.enable_dp_attention else 1
     num_pages *= num_pools
@@ -217,8 +221,8 @@ def _engine(
     )
     assert rank.memory is not None
     memory, beside = rank.memory, rank.beside
-    if group is not None and config.host_cache_gb is not None:
-        memory, beside = rank.joined_memory(num_pages, group.kv_memory, _stages_of_others(place, group.count))
+    if group is not None and group.kv_memory:
+        memory, beside = rank.joined_memory(num_pages, group.kv_memory, _stages_of_others(place, group.num_here))
     mark = rank.loaded.mark + ("" if place is None else f" in {len(parts.stages)} stages: {_listed(parts.stages)}")
     allocator = None if num_pools > 1 else page_allocator(config.resolved(), info)
     source = CPUWeights(parts.folder, rank)
@@ -234,7 +238,7 @@ def _engine(
         config,
         info=info,
         make_runner=make_runner,
-        make_cache=tiered_cache(config, parts.digest, memory, mark=mark, frames=frames),
+        make_cache=tiered_cache(config, parts.digest, memory, mark=mark, frames=frames, part=part),
         allocator=allocator,
         drafting=control,
         compiler=grammar_compiler(config, parts.folder, info),
@@ -273,13 +277,8 @@ def _adapter_pool(config: EngineConfig, adapters: CPUAdapters, folder: Path) -> 
     return pool
 
 
-def _agreed_sizes(
-    rank: CPURank, group: Group, place: StagePlace | None, stages: Sequence[Stage]
-) -> tuple[int, int, int]:
-    """Return the smallest number of pages, and of tokens of a request, that any rank has room for; tell all of them.
-
-    The last number is the bytes of a page on all ranks.
-    """
+def _agreed_sizes(rank: CPURank, group: Group, place: StagePlace | None, stages: Sequence[Stage]) -> tuple[Sizes, int]:
+    """Tell all ranks the sizes that each of them has room for; return these, and the bytes of a page on all ranks."""
     loaded = group.answers(Loaded)
     check_division(rank.division, loaded)
     check_layers(rank.layers, loaded, stages)
@@ -287,9 +286,12 @@ def _agreed_sizes(
     num_pages = min(own_pages, *(one.num_pages for one in loaded))
     max_length = min(own_length, *(one.max_length for one in loaded))
     if group.kv_memory:
-        group.enlarge_kv([rank.shared_bytes(num_pages, one) for one in _stages_of_others(place, group.count)])
-    group.tell_all(Sizes(num_pages=num_pages, max_length=max_length))
-    return num_pages, max_length, rank.page_bytes + sum(one.page_bytes for one in loaded)
+        group.enlarge_kv([rank.shared_bytes(num_pages, one) for one in _stages_of_others(place, group.num_here)])
+    page_bytes = [rank.page_bytes, *(one.page_bytes for one in loaded)]
+    of_hosts = [sum(page_bytes[first : first + group.num_here]) for first in range(0, group.count, group.num_here)]
+    sizes = Sizes(num_pages=num_pages, max_length=max_length, host_page_bytes=max(of_hosts))
+    group.tell_all(sizes)
+    return sizes, sum(page_bytes)
 
 
 def _listed(stages: Sequence[Stage]) -> str:

@@ -293,11 +293,11 @@ class CPURank:
     def joined_memory(
         self, num_pages: int, others: Sequence[int], stages: Sequence[Stage | None]
     ) -> tuple[PageMemory, PageMemory | None]:
-        """Return the memory of all ranks as that of one pool, of pages or frames and beside frames; see `beside`.
+        """Return the memory of the ranks of this host as one pool, of pages or frames and beside frames; see `beside`.
 
         Args:
             num_pages: of all ranks.
-            others: descriptors of what ranks 1 to R - 1 have allocated.
+            others: descriptors of what the other ranks of this host have allocated.
             stages: of these ranks; None: the model has one.
         """
         assert self.memory is not None
@@ -448,6 +448,8 @@ def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> L
     reason = None
     if config.host_cache_gb is not None and config.decision_log is not None:
         reason = "a replay of the decision log would not know when copies to the host end"
+    if config.host_cache_gb is not None and config.nnodes > 1:
+        reason = "hosts copy whole pages"
     if has_drafter and None not in groups.windows:
         reason = "a drafter has its own of all of them"
     if reason is not None:

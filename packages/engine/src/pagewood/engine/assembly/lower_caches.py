@@ -16,6 +16,8 @@ from pagewood.engine.assembly.framed_pages import FramedPages, image_bytes
 from pagewood.engine.assembly.late_store import LateStore
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.runner.ranks.messages import FromRank, StoreName
+from pagewood.engine.runner.ranks.ranked_pages import FollowedPages, HostPart, RankedPages, RankedStore
 from pagewood.kvpool import LayerGroups
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers import (
@@ -85,13 +87,14 @@ class TieredCaches:
             these caches are opened later, and are empty until then.
         frames: of pages, if `memory` is that of frames; None: it is that of whole pages.
         whole: the pages of all ranks on devices, of which `memory` is a part; None: it is that of all ranks.
+        part: what `memory` is of the pages of several hosts; None: there is one host.
 
     Raises:
         ValueError: a budget is less than a page, or more than the memory that can be pinned for a GPU, or the disk
             cannot be used.
     """
 
-    __slots__ = ("_config", "_disk", "_frames", "_host", "_last", "_memory", "_page_size", "_remote", "_whole")
+    __slots__ = ("_config", "_device", "_frames", "_host", "_last", "_page_size", "_stores")
 
     def __init__(
         self,
@@ -102,48 +105,53 @@ class TieredCaches:
         fingerprint: bytes | Fingerprint,
         frames: Frames | None = None,
         whole: WholePages | None = None,
+        part: HostPart | None = None,
     ) -> None:
         assert config.host_cache_gb is not None
         page_bytes, layout = memory.layout.bytes_per_page, repr(memory.layout)
         if frames is not None:
             page_bytes, layout = frames.image_bytes(page_bytes), f"{layout} {frames.layout}"
         self._frames = frames
-        self._whole = whole
         if whole is not None:
             page_bytes, layout = whole.pages.page_bytes, whole.layout
-        num_host_pages = num_images(config, page_bytes)
+        rank, host_page_bytes = 0, page_bytes
+        if part is not None:
+            rank, host_page_bytes = part.rank, part.host_page_bytes
+            layout = f"{layout} from rank {rank} on, of {config.num_ranks}"
+        num_host_pages = num_images(config, host_page_bytes)
         if whole is not None:
             host_memory = whole.images
         else:
             host_memory = None if memory.device.type == "cpu" else _pinned(num_host_pages, page_bytes)
         self._config = config
-        self._memory = memory
         self._page_size = page_size
         self._host = HostTier(page_bytes=page_bytes, num_pages=num_host_pages, memory=host_memory)
-        self._disk: PageStore | None = None
+        self._stores: dict[StoreName, PageStore] = {}
         self._last: TieredIndex | None = None  # written by: make
         _log.info("host cache: %d pages", num_host_pages)
         if config.disk_cache_path is not None and config.disk_cache_gb is not None:
-            path = Path(config.disk_cache_path) / "shard-0.pages"
-            num_pages = _num_pages("disk_cache_gb", config.disk_cache_gb, page_bytes)
-            self._disk = _opened(
+            path = Path(config.disk_cache_path) / f"shard-{rank}.pages"
+            num_pages = _num_pages("disk_cache_gb", config.disk_cache_gb, host_page_bytes)
+            self._stores["disk"] = _opened(
                 lambda identity: _disk_store(path, page_bytes=page_bytes, num_pages=num_pages, fingerprint=identity),
                 fingerprint, layout=layout, name=f"the disk cache {path}",
             )  # fmt: skip
-        self._remote: PageStore | None = None
         if config.remote_cache is not None:
             place, budget_gb = config.remote_cache, config.remote_cache_gb
-            num_bytes = 0 if budget_gb is None else _num_pages("remote_cache_gb", budget_gb, page_bytes) * page_bytes
-            make = shared_store(place, num_bytes=num_bytes, page_bytes=page_bytes)
-            self._remote = _opened(make, fingerprint, layout=layout, name=f"the shared cache {place}")
+            num_shared = 0 if budget_gb is None else _num_pages("remote_cache_gb", budget_gb, host_page_bytes)
+            make = shared_store(place, num_bytes=num_shared * page_bytes, page_bytes=page_bytes)
+            self._stores["remote"] = _opened(make, fingerprint, layout=layout, name=f"the shared cache {place}")
             _log.info("shared cache: %s", place)
+        self._device = device_pages(memory) if whole is None else whole.pages
+        if part is not None and part.group is not None:
+            self._device = pages = RankedPages(self._device, self._host.memory, part.group)
+            self._stores = {name: RankedStore(store, name, pages) for name, store in self._stores.items()}
 
     def make(self) -> TieredIndex:
         """Return a cache with an empty device; the previous one, if any, is closed."""
         if self._last is not None:
             self._last.close(keep_stores=True)
-        device = device_pages(self._memory) if self._whole is None else self._whole.pages
-        holder, frames = None, self._frames
+        device, holder, frames = self._device, None, self._frames
         if frames is not None:
             beside = None if frames.beside is None else device_pages(frames.beside)
             device = holder = FramedPages(device, frames.pages, beside=beside)
@@ -151,13 +159,17 @@ class TieredCaches:
             radix_cache(self._config, self._page_size),
             device=device,
             host=self._host,
-            disk=self._disk,
-            remote=self._remote,
+            disk=self._stores.get("disk"),
+            remote=self._stores.get("remote"),
             page_size=self._page_size,
             write_policy=WritePolicy(self._config.cache_write_policy),
             holder=holder,
         )
         return self._last
+
+    def followed(self, talk: Callable[[FromRank], None]) -> FollowedPages:
+        """Return the pages of a rank on another host than rank 0's, which says what is copied; see `FollowedPages`."""
+        return FollowedPages(self._device, self._host.memory, self._stores, talk)
 
 
 def shared_store(place: str, *, num_bytes: int, page_bytes: int) -> Callable[[bytes], PageStore]:
@@ -225,27 +237,49 @@ def tiered_cache(
     mark: str = "",
     frames: Frames | None = None,
     whole: WholePages | None = None,
+    part: HostPart | None = None,
 ) -> Callable[[], TieredIndex] | None:
     """Return a function that makes prefix caches over host and disk, or None if the configuration has no host cache.
 
     Keys and values in files are reused if the model, what pages consist of, and `mark` are the same; `mark` names their
-    other dependencies. For `frames` and `whole` see `TieredCaches`.
+    other dependencies. For `frames`, `whole` and `part` see `TieredCaches`.
     """
     if config.host_cache_gb is None:
         return None
+    identity = _identity(config, digest, mark)
+    return TieredCaches(
+        config, memory=memory, page_size=config.page_size, fingerprint=identity, frames=frames, whole=whole, part=part
+    ).make
+
+
+def followed_pages(
+    config: EngineConfig,
+    digest: ModelDigest,
+    memory: PageMemory,
+    *,
+    mark: str,
+    part: HostPart,
+    talk: Callable[[FromRank], None],
+) -> FollowedPages:
+    """Return the pages of a rank on another host than rank 0's, with a host cache and stores of its own.
+
+    For `mark` see `tiered_cache`, and for `talk` `FollowedPages`.
+    """
+    identity = _identity(config, digest, mark)
+    caches = TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=identity, part=part)
+    return caches.followed(talk)
+
+
+def _identity(config: EngineConfig, digest: ModelDigest, mark: str) -> bytes | Fingerprint:
+    """Return what identifies the model, now or when it is known."""
     if config.disk_cache_path is None and config.remote_cache is None:  # no page outlives the process then
-        return TieredCaches(
-            config, memory=memory, page_size=config.page_size, fingerprint=b"", frames=frames, whole=whole
-        ).make
+        return b""
     digest.begin()
 
     def marked(identity: bytes | None) -> bytes | None:
         return identity if identity is None or not mark else sha256(identity + mark.encode()).digest()
 
-    fingerprint = marked(digest.known()) or (lambda: marked(digest.wait()))
-    return TieredCaches(
-        config, memory=memory, page_size=config.page_size, fingerprint=fingerprint, frames=frames, whole=whole
-    ).make
+    return marked(digest.known()) or (lambda: marked(digest.wait()))
 
 
 def _opened(

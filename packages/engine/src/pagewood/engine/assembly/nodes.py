@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 _OF_A_HOST = frozenset({
     "model", "num_threads", "node_rank", "master_addr", "node_secret_file", "insecure_no_node_secret", "expert_map",
-    "speculative_model", "decision_log", "decision_log_mb", "decision_log_tokens",
+    "speculative_model", "decision_log", "decision_log_mb", "decision_log_tokens", "disk_cache_path",
 })  # fmt: skip
 """Fields of a configuration that may differ between hosts. What files hold is compared in other ways."""
 

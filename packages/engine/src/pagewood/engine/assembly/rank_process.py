@@ -10,8 +10,8 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pagewood.engine.runner.ranks.early_beats import Standstill, early_beats
@@ -34,12 +34,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pagewood.engine.core.loop import Runner
+    from pagewood.engine.runner.ranks.ranked_pages import FollowedPages
     from pagewood.engine.runner.ranks.ranked_weights import FollowedWeights
     from pagewood.engine.runner.ranks.segment import Segment
 
 _PR_SET_PDEATHSIG = 1
 _LOST_CODE = 3
 """Exit code of a rank whose group has ended without it."""
+
+Talk = Callable[[FromRank], None]
+"""Sends messages to rank 0, from any thread."""
 
 
 class _ToRank0(logging.Handler):
@@ -54,21 +58,6 @@ class _ToRank0(logging.Handler):
             self._talk(Said(logger=record.name, level=record.levelno, text=self.format(record)))
 
 
-class Talk:
-    """Sends messages to rank 0, from any thread."""
-
-    __slots__ = ("_link", "_lock")
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._lock = threading.RLock()
-
-    def __call__(self, message: FromRank) -> None:
-        """Send a message."""
-        with self._lock:
-            send(self._link, message)
-
-
 def main(descriptor: int) -> None:
     """Load what rank 0 says, compute its steps, and end with it."""
     faulthandler.enable()
@@ -79,7 +68,7 @@ def main(descriptor: int) -> None:
     begin = receive(link)
     assert isinstance(begin, Begin)
     sys.path[:] = begin.search_path  # not ours
-    talk = Talk(link)
+    talk = partial(send, link)
     logging.basicConfig(level=begin.log_level, handlers=[_ToRank0(talk)])
     if begin.cores:
         os.sched_setaffinity(0, begin.cores)
@@ -122,7 +111,7 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
     standstill.is_waiting = begin.port is not None
     pulse = Pulse(segment, begin.rank, stands_still=standstill.is_found, on_end=leave, lost=lost)
     try:
-        runner, weights = _runner(begin, memory, segment, talk, link, standstill)
+        runner, weights, pages = _runner(begin, memory, segment, talk, link, standstill)
     except (EOFError, BrokenPipeError):
         pulse.stop()
         leave()
@@ -139,8 +128,10 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
     pulse.begin()
     progress("ready", 1, 1)
     talk(Ready())
-    follow(link, runner, segment, begin.rank, leave=leave, weights=weights)
+    follow(link, runner, segment, begin.rank, leave=leave, weights=weights, pages=pages)
     pulse.stop()
+    if pages is not None:
+        pages.close()
     if weights is not None:
         weights.close()
     runner.close()
@@ -148,8 +139,11 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
 
 def _runner(
     begin: Begin, memory: NDArray[np.uint8], segment: Segment, talk: Talk, link: Link, standstill: Standstill
-) -> tuple[Runner, FollowedWeights | None]:
-    """Build what computes this rank's part, and what changes its weights; all ranks agree on the size of its memory."""
+) -> tuple[Runner, FollowedWeights | None, FollowedPages | None]:
+    """Build what computes this rank's part, changes its weights, and copies its pages if rank 0 cannot.
+
+    All ranks agree on the size of its memory.
+    """
 
     def progress(what: str, done: int, total: int) -> None:
         talk(Doing(what=what, done=done, total=total))
@@ -157,7 +151,7 @@ def _runner(
     if begin.port is not None:
         from pagewood.engine.assembly.cuda_rank import follower
 
-        return follower(begin, memory, segment, talk, progress), None
+        return follower(begin, memory, segment, talk, progress), None, None
 
     from pagewood.engine.assembly.cpu_rank import CPURank
     from pagewood.engine.assembly.cpu_weights import CPUWeights
@@ -212,7 +206,16 @@ def _runner(
     rank.allocate(sizes.num_pages, shared=begin.kv_memory)
     watch = StepNotes(segment, begin.rank) if place is None else None
     runner = rank.make_runner(max_length=sizes.max_length, processors=processors, watch=watch, place=place)
-    return runner, FollowedWeights(CPUWeights(folder, rank), talk)
+    pages = None
+    if config.host_cache_gb is not None and begin.kv_memory is None:
+        from pagewood.engine.assembly.lower_caches import followed_pages
+        from pagewood.engine.runner.ranks.ranked_pages import HostPart
+
+        assert rank.memory is not None
+        part = HostPart(rank=begin.rank, host_page_bytes=sizes.host_page_bytes)
+        mark = f"{rank.loaded.mark}, stages begin at {begin.cuts}"
+        pages = followed_pages(config, digest, rank.memory, mark=mark, part=part, talk=talk)
+    return runner, FollowedWeights(CPUWeights(folder, rank), talk), pages
 
 
 if __name__ == "__main__":

@@ -636,8 +636,10 @@ class Engine:
         """Release the runner's threads and memory, and store the KV that must survive the process."""
         self._intake.close()
         self._mask_work.close()
-        self._runner.close()
-        self._kv.close()
+        try:
+            self._kv.close()  # ranks on other hosts copy their parts of what must be stored
+        finally:
+            self._runner.close()
 
     def _take_commands(self, last: Pending | None) -> None:
         idle = last is None and self._state.is_resting

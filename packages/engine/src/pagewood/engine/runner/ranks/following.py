@@ -17,6 +17,7 @@ from pagewood.engine.runner.ranks.messages import (
     Constrain,
     ExchangeWeights,
     Launch,
+    MovePages,
     ReadNewWeights,
     Spans,
     StartSpans,
@@ -24,6 +25,7 @@ from pagewood.engine.runner.ranks.messages import (
     receive,
     send,
 )
+from pagewood.engine.runner.ranks.ranked_pages import FollowedPages
 from pagewood.engine.runner.ranks.ranked_weights import FollowedWeights
 from pagewood.engine.runner.ranks.segment import Segment
 
@@ -38,6 +40,7 @@ def follow(
     *,
     leave: Callable[[], None],
     weights: FollowedWeights | None = None,
+    pages: FollowedPages | None = None,
 ) -> None:
     """Compute what rank 0 sends until it closes the group.
 
@@ -50,9 +53,10 @@ def follow(
         rank: this one.
         leave: called if rank 0 has ended, or cannot be followed; the group has ended then.
         weights: of this rank; None: they never change.
+        pages: of this rank; None: rank 0 copies them, or there is no host cache.
     """
     steps: SimpleQueue[StepHandle | None] = SimpleQueue()
-    arguments = (link, runner, segment, rank, steps, leave, weights)
+    arguments = (link, runner, segment, rank, steps, leave, weights, pages)
     thread = threading.Thread(target=_take, args=arguments, name="steps", daemon=True)
     thread.start()
     while (step := steps.get()) is not None:
@@ -71,10 +75,11 @@ def _take(
     steps: SimpleQueue[StepHandle | None],
     leave: Callable[[], None],
     weights: FollowedWeights | None,
+    pages: FollowedPages | None,
 ) -> None:
     """Take messages until the group is closed."""
     try:
-        _follow(link, runner, segment, rank, steps, weights)
+        _follow(link, runner, segment, rank, steps, weights, pages)
     except (EOFError, OSError):
         segment.end(0, "the process of rank 0 has ended")
     except Exception as error:
@@ -92,6 +97,7 @@ def _follow(
     rank: int,
     steps: SimpleQueue[StepHandle | None],
     weights: FollowedWeights | None,
+    pages: FollowedPages | None,
 ) -> None:
     latest: StepHandle | None = None
     number, profile = 0, profiled(runner)
@@ -118,6 +124,8 @@ def _follow(
                 send(link, Spans(spans=list(spans), num_dropped=num_dropped))
             case ReadNewWeights() as message if weights is not None:
                 weights.read(message.command)
+            case MovePages() as message if pages is not None:
+                pages.move(message)
             case ExchangeWeights() if weights is not None:
                 weights.exchange()
             case Close():

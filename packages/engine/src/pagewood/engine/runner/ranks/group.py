@@ -25,6 +25,8 @@ from pagewood.engine.runner.ranks.messages import (
     Doing,
     Failed,
     FromRank,
+    MovePages,
+    PagesMoved,
     Ready,
     Said,
     Spans,
@@ -93,7 +95,7 @@ class Group:
     Args:
         config: of all ranks.
         count: R, at least 2; this process is rank 0.
-        shares_kv: whether this process reads and writes the KV memory of all ranks.
+        shares_kv: whether this process reads and writes the KV memory of all ranks of this host.
         cuts: first layer of each stage but the first one; empty: the model is not cut into stages.
         port: where ranks on devices meet, which run on any cores; None: ranks compute on cores, which are divided.
         heartbeat_s: how long a rank may be silent.
@@ -104,8 +106,8 @@ class Group:
     """
 
     __slots__ = (
-        "_answers", "_at_end", "_changed", "_hosts", "_links", "_names", "_processes", "_progress", "_pulse", "_reader",
-        "_to_show", "cores", "count", "kv_memory", "num_here", "segment", "stages",
+        "_answers", "_at_end", "_changed", "_hosts", "_links", "_moved", "_names", "_processes", "_progress", "_pulse",
+        "_reader", "_to_show", "cores", "count", "kv_memory", "num_here", "segment", "stages",
     )  # fmt: skip
 
     def __init__(
@@ -142,16 +144,17 @@ class Group:
         self.cores: Sequence[int] = divided[0]
         """Logical processors of this rank; empty: any."""
         self.kv_memory: list[int] = []
-        """Descriptors of the KV memory of ranks 1 to R - 1, if this process shares it; for ranks on devices, of one
-        memory of the host that all of them copy to and from."""
-        if shares_kv:
-            self.kv_memory = [shared_memory(0)]
-            self.kv_memory += [shared_memory(0) if port is None else os.dup(self.kv_memory[0]) for _ in range(2, count)]
+        """Descriptors of the KV memory of the other ranks of this host, if this process shares it; for ranks on
+        devices, of one memory of the host that all of them copy to and from."""
+        for rank in range(1, self.num_here if shares_kv else 1):
+            self.kv_memory.append(shared_memory(0) if port is None or rank == 1 else os.dup(self.kv_memory[0]))
         self._links: list[Link] = []
         self._processes: list[RankProcess] = []
         self._changed = threading.Condition()
         self._answers: dict[tuple[int, type[FromRank]], FromRank] = {}
         """The last answer of each kind of each rank, until it is taken."""  # written by: _read, answers
+        self._moved: dict[tuple[int, int], PagesMoved] = {}
+        """Ends of copies by rank and number, until they are taken."""  # contents written by: _hear, move_pages
         self._progress = JointProgress(self._names)
         self._to_show = progress
         self._at_end: Callable[[], None] | None = None  # written by: at_end
@@ -159,7 +162,7 @@ class Group:
             if hosts is not None:
                 hosts.begin(self.segment, self.stages, self._hear)
             for rank in range(1, count):
-                kv_memory = self.kv_memory[rank - 1] if shares_kv else None
+                kv_memory = self.kv_memory[rank - 1] if rank <= len(self.kv_memory) else None
                 if rank < self.num_here:
                     self._start(rank, spawn, [descriptor] if kv_memory is None else [descriptor, kv_memory])
                 elif hosts is not None:
@@ -230,13 +233,36 @@ class Group:
     def tell_all(self, message: ToRank) -> None:
         """Send a message to all other ranks."""
         with self._pulse.awaiting():  # a rank that is stopped takes no more
-            if self._hosts is not None:  # theirs has the longer way
-                try:
-                    self._hosts.tell_all(encode(message))
-                except OSError as error:
-                    self._lose(self.num_here, error)
+            self._tell_hosts(message)  # theirs has the longer way
             for rank in range(1, self.num_here):
                 self.tell(rank, message)
+
+    def _tell_hosts(self, message: ToRank) -> None:
+        """Send a message to all ranks of other hosts."""
+        if self._hosts is not None:
+            try:
+                self._hosts.tell_all(encode(message))
+            except OSError as error:
+                self._lose(self.num_here, error)
+
+    def move_pages(self, message: MovePages, own: Callable[[], None]) -> list[PagesMoved]:
+        """Let the ranks of other hosts copy pages while `own` does so here; return their answers in order. Thread-safe.
+
+        Raises:
+            RunnerLostError: the group has ended.
+        """
+        awaited = [(rank, message.number) for rank in range(self.num_here, self.count)]
+        with self._pulse.awaiting():
+            self._tell_hosts(message)
+            try:
+                own()
+            finally:  # no rank uses the pages afterwards
+                with self._changed:
+                    while self.segment.end_reason is None and not all(one in self._moved for one in awaited):
+                        self._changed.wait(_LOOK_S)
+                    answers = [self._moved.pop(one, None) for one in awaited]
+        self.check()
+        return [one for one in answers if one is not None]
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Note what rank 0 does, and report what all ranks do; a `Progress`.
@@ -320,7 +346,7 @@ class Group:
         self.segment.end(rank, reason)
 
     def enlarge_kv(self, sizes: Sequence[int]) -> None:
-        """Give the KV memory of ranks 1 to R - 1 these sizes in bytes, before the ranks map it."""
+        """Give the KV memory of the other ranks of this host these sizes in bytes, before the ranks map it."""
         for descriptor, num_bytes in zip(self.kv_memory, sizes, strict=True):
             os.ftruncate(descriptor, num_bytes)
 
@@ -387,6 +413,8 @@ class Group:
             elif isinstance(message, Said):
                 logger = logging.getLogger(message.logger)
                 logger.log(message.level, "%s%s: %s", self._names[rank], self._where(rank), message.text)
+            elif isinstance(message, PagesMoved):
+                self._moved[rank, message.number] = message
             else:
                 self._answers[rank, type(message)] = message
             self._changed.notify_all()

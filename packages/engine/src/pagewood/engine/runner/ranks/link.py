@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 import time
 
 _LENGTH = struct.Struct("<Q")
@@ -14,18 +15,20 @@ class WrongMessageError(ValueError):
 
 
 class Link:
-    """One end of a connection. At any time one thread may send, and one may receive.
+    """One end of a connection. Any thread may send, and one at a time may receive.
 
     Args:
         connection: a connected stream, which this object closes.
         most_bytes: of a message that is received; None: the other end is a process of this host that is trusted.
     """
 
-    __slots__ = ("_connection", "_most_bytes")
+    __slots__ = ("_connection", "_most_bytes", "_turn")
 
     def __init__(self, connection: socket.socket, *, most_bytes: int | None = None) -> None:
         self._connection = connection
         self._most_bytes = most_bytes
+        self._turn = threading.RLock()
+        """Held while a message is sent; a finalizer that logs may send behind it."""
 
     @classmethod
     def pair(cls) -> tuple[Link, socket.socket]:
@@ -43,7 +46,8 @@ class Link:
         Raises:
             OSError: the other process has ended.
         """
-        self._connection.sendall(_LENGTH.pack(len(message)) + message)
+        with self._turn:
+            self._connection.sendall(_LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytearray:
         """Wait for a message.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -10,6 +10,9 @@ from pagewood.engine.api import EngineConfig, Refusal
 from pagewood.engine.observe.profiling import Span
 from pagewood.engine.runner.ranks.link import Link
 from pagewood.engine.weight_commands import WeightCommand
+
+StoreName = Literal["disk", "remote"]
+"""A store below the host cache: the disk, or the one that engines share."""
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -41,6 +44,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     num_pages: int
     max_length: int
+    host_page_bytes: int
+    """Bytes of a page on the host that has most of it, which all hosts divide their budgets for lower tiers by."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -77,12 +82,29 @@ class ExchangeWeights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Compute the steps behind this message with what was read, and answer with `WeightsExchanged`."""
 
 
+class MovePages(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Copy your parts of pages from or to the host cache, beside the steps, and answer with `PagesMoved`."""
+
+    number: int
+    """Of the copy."""
+    is_out: bool
+    """Whether from the KV memory to the host cache, or from there to the store."""
+    slots: list[int]
+    """Images of the host cache."""
+    pages: list[int] = []
+    """Of the KV memory, without a store."""
+    keys: list[bytes] = []
+    """Of the pages in the store."""
+    store: StoreName | None = None
+    """With which the host cache exchanges pages; None: with the KV memory."""
+
+
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Compute what was launched, and end."""
 
 
 ToRank: TypeAlias = (
-    Begin | Sizes | Launch | Constrain | StartSpans | TakeSpans | ReadNewWeights | ExchangeWeights | Close
+    Begin | Sizes | Launch | Constrain | StartSpans | TakeSpans | ReadNewWeights | ExchangeWeights | MovePages | Close
 )
 
 
@@ -155,7 +177,19 @@ class WeightsExchanged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     why_not: str | None
 
 
-FromRank: TypeAlias = Doing | Said | Loaded | CanMeet | Ready | Failed | Spans | WeightsRead | WeightsExchanged
+class PagesMoved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank has copied its parts of pages, or could not."""
+
+    number: int
+    """See `MovePages`."""
+    found: list[bool]
+    """Whether the store had each page, if pages came from a store."""
+    error: str | None
+
+
+FromRank: TypeAlias = (
+    Doing | Said | Loaded | CanMeet | Ready | Failed | Spans | WeightsRead | WeightsExchanged | PagesMoved
+)
 
 Answer = TypeVar("Answer", Loaded, CanMeet, Ready, Spans, WeightsRead, WeightsExchanged)
 """What rank 0 waits for from all others."""

@@ -36,7 +36,7 @@ class Pulse:
     """
 
     __slots__ = (
-        "_has_begun", "_limit", "_loading_limit", "_lost", "_num_awaited", "_on_end", "_rank", "_segment",
+        "_counting", "_has_begun", "_limit", "_loading_limit", "_lost", "_num_awaited", "_on_end", "_rank", "_segment",
         "_stands_still", "_stopping", "_thread",
     )  # fmt: skip
 
@@ -62,6 +62,7 @@ class Pulse:
         """Set when all ranks are ready; before that, a rank that loads a model may be silent for longer."""
         self._num_awaited = 0
         """Callers that wait for answers of other ranks."""  # written by: awaiting
+        self._counting = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
         self._thread.start()
@@ -72,12 +73,14 @@ class Pulse:
 
     @contextmanager
     def awaiting(self) -> Generator[None]:
-        """Let silence count as long as the context lasts; one thread at a time may use it."""
-        self._num_awaited += 1
+        """Let silence count as long as the context lasts, on any thread."""
+        with self._counting:
+            self._num_awaited += 1
         try:
             yield
         finally:
-            self._num_awaited -= 1
+            with self._counting:
+                self._num_awaited -= 1
 
     def stop(self) -> None:
         """End the thread."""

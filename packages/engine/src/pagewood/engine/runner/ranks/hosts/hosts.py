@@ -64,18 +64,16 @@ class RemoteRank:
 class _Node:
     """Another node: what rank 0 tells it, from any thread."""
 
-    __slots__ = ("_link", "_turn", "name", "number")
+    __slots__ = ("_link", "name", "number")
 
     def __init__(self, number: int, host: str, link: Link) -> None:
         self.number = number
         self.name = f"node {number} ({host})"
         self._link = link
-        self._turn = threading.Lock()
 
     def tell(self, message: ToRanks) -> None:
         """Send a message; `OSError` if that is impossible."""
-        with self._turn:
-            self._link.send(encode(message))
+        self._link.send(encode(message))
 
     def receive(self) -> object:
         return decode(self._link.receive())

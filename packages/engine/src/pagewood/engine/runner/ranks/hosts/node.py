@@ -43,7 +43,7 @@ class NodeGroup:
 
     __slots__ = (
         "_config", "_cores", "_descriptor", "_links", "_meeting", "_names", "_own", "_processes", "_reader", "_relays",
-        "_segment", "_spawn", "_speakers", "_turn",
+        "_segment", "_spawn", "_speakers",
     )  # fmt: skip
 
     def __init__(self, config: EngineConfig, meeting: Meeting, *, heartbeat_s: float, spawn: Spawn) -> None:
@@ -64,8 +64,6 @@ class NodeGroup:
         self._processes: dict[int, RankProcess] = {}
         """Likewise."""  # contents written by: _start
         self._speakers: list[threading.Thread] = []  # contents written by: _start
-        self._turn = threading.Lock()
-        """Held while a message is sent to node 0."""
         self._relays = [
             Relay(
                 self._segment,
@@ -125,7 +123,7 @@ class NodeGroup:
 
     def _tell(self, message: OfNode) -> None:
         (to_node_0,) = self._meeting.links.values()
-        with suppress(OSError), self._turn:  # the reader notices that it has ended
+        with suppress(OSError):  # the reader notices that it has ended
             to_node_0.send(encode(message))
 
     def _read(self) -> None:
