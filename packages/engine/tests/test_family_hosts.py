@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asked_twice import outputs
@@ -13,9 +16,11 @@ from families.case import build
 from families.registry import DIVIDED
 from group_in_threads import ranks_are_threads
 from node_threads import THREE_PARTS, following, over_nodes
-from pagewood.engine.api import EngineConfig
+from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.build import build_engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.observe.profiling import Profile
+from pagewood.engine.runner.ranks import following as following_ranks
 
 FEW = ("olmo2",)
 
@@ -86,6 +91,28 @@ def test_stages_over_hosts(
     build(DIVIDED[name], tmp_path)
     expected, found = compared(tmp_path, num_nodes, per_node, monkeypatch, num_stages=num_stages)
     assert found == expected
+
+
+def test_spans_of_other_hosts_are_moved_to_the_clock_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks_are_threads(monkeypatch)
+    ahead_s = 1000.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s)
+    config = EngineConfig(num_threads=2, tensor_parallel_size=2, max_running=4, max_total_tokens=1024)
+    config = replace(over_nodes(2, config), num_threads=1)
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    with following(config):
+        engine = build_engine(config, inbox=inbox, outbox=outbox)
+        profile = Profile(engine)
+        profile.start()
+        inbox.put(Submit(request_id="1", tokens=np.arange(9, dtype="<i4").tobytes()))
+        pending = None
+        for _ in range(5):
+            pending = engine.advance(pending)
+        monkeypatch.setattr(following_ranks, "time", clock)
+        spans = profile.stop().spans
+        engine.close()
+    first, second = (min(one.start_s for one in spans if one.details.get("rank", 0) == rank) for rank in (0, 1))
+    assert abs(first - second - ahead_s) < ahead_s / 2  # as if the steps of rank 1 had been so much earlier
 
 
 @pytest.mark.slow

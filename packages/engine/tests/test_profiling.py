@@ -54,10 +54,19 @@ def test_without_torch_times_begin_with_the_profile() -> None:
 
 def test_each_rank_has_a_track_of_its_own() -> None:
     spans = [Span("step", 10.5, 10.75, {}), Span("step", 10.5, 10.75, {"rank": 1})]
-    recorded = Recorded((), spans, 0, 10.0, 11.0, None)
+    recorded = Recorded((), spans, 0, 10.0, 11.0, None, ["rank 0 (stage 0)", "rank 1 (stage 1) on node 1"])
+    found = json.loads(recorded.trace())["traceEvents"]
+    named = [(one["name"], one["pid"], one["args"]["name"]) for one in found if "ts" not in one]
+    first, second = [one["pid"] for one in found if "ts" in one]
+    assert named == [
+        ("process_name", first, "pagewood, rank 0 (stage 0)"),
+        ("thread_name", first, "engine"),
+        ("thread_name", first, "device"),
+        ("process_name", second, "pagewood, rank 1 (stage 1) on node 1"),
+        ("thread_name", second, "device, rank 1"),
+    ]
+    assert first != second
     assert [one["tid"] for one in events(recorded)] == [2, 3]
-    named = {one["tid"]: one["args"]["name"] for one in json.loads(recorded.trace())["traceEvents"] if "ts" not in one}
-    assert (named[2], named[3]) == ("device", "device, rank 1")
 
 
 def test_the_summary_has_the_longest_first() -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pagewood.engine.core.loop import Engine, Runner
 from pagewood.engine.core.observe.measures import Stage
+from pagewood.engine.runner.ranks.rank_names import RankNames
 
 MAX_SPANS = 100_000
 """Spans of a device in a profile; later ones are counted, but not kept."""
@@ -22,7 +23,7 @@ RANK = "rank"
 """Detail of a span: which of the processes that compute a model together has recorded it; without it, rank 0."""
 _ENGINE, _DEVICE = 1, 2
 _PID = 1_000_000
-"""Process id of our tracks; process ids of torch's tracks are smaller."""
+"""Process id of rank 0 in traces, followed by those of other ranks; process ids of torch's tracks are smaller."""
 
 
 class Span(NamedTuple):
@@ -76,6 +77,12 @@ class Profile:
         self._runner = profiled(engine.runner)
         self._torch: Any = None  # written by: start
         self._started_s = 0.0  # written by: start
+        self._first_step = 0  # written by: start
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have begun since the start."""
+        return self._engine.counters().num_steps - self._first_step
 
     def start(self) -> None:
         """Record from now on."""
@@ -83,6 +90,7 @@ class Profile:
             self._torch = _torch_profiler()
             self._torch.start()
         self._started_s = time.monotonic()
+        self._first_step = self._engine.counters().num_steps
         self._engine.measure().start_spans()
         if self._runner is not None:
             self._runner.start_spans()
@@ -93,7 +101,10 @@ class Profile:
         stages = self._engine.measure().take_spans()
         if self._torch is not None:
             self._torch.stop()
-        return Recorded(stages, spans, num_dropped, self._started_s, time.monotonic(), self._torch)
+        config, places = self._engine.config, self._engine.info.rank_places
+        names = RankNames(config.num_ranks, config.pipeline_parallel_size)
+        ranks = [f"{names[rank]} on {places[rank]}" if places else names[rank] for rank in range(config.num_ranks)]
+        return Recorded(stages, spans, num_dropped, self._started_s, time.monotonic(), self._torch, ranks)
 
 
 class Recorded(NamedTuple):
@@ -106,6 +117,8 @@ class Recorded(NamedTuple):
     ended_s: float
     torch: Any
     """torch's profiler, stopped; None: it was not used."""
+    names: Sequence[str] = ("rank 0",)
+    """Those of the ranks, with their stages and hosts."""
 
     def trace(self) -> bytes:
         """Return the profile as JSON, in Chrome's format of traces."""
@@ -117,17 +130,18 @@ class Recorded(NamedTuple):
             origin_s = base_s - (time.time() - time.monotonic())
         events: list[dict[str, Any]] = found["traceEvents"]
         events += [
-            _named("process_name", 0, "pagewood"),
+            _named("process_name", 0, "pagewood" if len(self.names) == 1 else f"pagewood, {self.names[0]}"),
             _named("thread_name", _ENGINE, "engine"),
             _named("thread_name", _DEVICE, "device"),
         ]
-        ranks = sorted({span.details.get(RANK, 0) for span in self.spans} - {0})
-        events += [_named("thread_name", _DEVICE + rank, f"device, rank {rank}") for rank in ranks]
+        for rank, name in enumerate(self.names[1:], 1):
+            events.append(_named("process_name", 0, f"pagewood, {name}", rank))
+            events.append(_named("thread_name", _DEVICE + rank, f"device, rank {rank}", rank))
         stages = [Span(Stage(stage).name.lower(), start_s, end_s, {}) for stage, start_s, end_s in self.stages]
         events += _events(stages, _ENGINE, origin_s)
-        for rank in (0, *ranks):
+        for rank in range(len(self.names)):
             own = [span for span in self.spans if span.details.get(RANK, 0) == rank]
-            events += _events(own, _DEVICE + rank, origin_s)
+            events += _events(own, _DEVICE + rank, origin_s, rank)
         found["otherData"] = {
             "seconds": round(self.ended_s - self.started_s, 6),
             "dropped_spans": self.num_dropped,
@@ -146,13 +160,13 @@ def summary(spans: Iterable[Span]) -> list[dict[str, Any]]:
     return [{"name": name, "count": num, "seconds": round(seconds, 6)} for name, (num, seconds) in ordered]
 
 
-def _events(spans: Iterable[Span], track: int, origin_s: float) -> list[dict[str, Any]]:
-    """Return complete events, microseconds since `origin_s`."""
+def _events(spans: Iterable[Span], track: int, origin_s: float, rank: int = 0) -> list[dict[str, Any]]:
+    """Return complete events of a rank, microseconds since `origin_s`."""
     return [
         {
             "name": span.name,
             "ph": "X",
-            "pid": _PID,
+            "pid": _PID + rank,
             "tid": track,
             "ts": round((span.start_s - origin_s) * 1e6, 3),
             "dur": round((span.end_s - span.start_s) * 1e6, 3),
@@ -162,8 +176,8 @@ def _events(spans: Iterable[Span], track: int, origin_s: float) -> list[dict[str
     ]
 
 
-def _named(what: str, track: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": _PID, "tid": track, "args": {"name": name}}
+def _named(what: str, track: int, name: str, rank: int = 0) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": _PID + rank, "tid": track, "args": {"name": name}}
 
 
 def _torch_profiler() -> Any:

@@ -18,6 +18,7 @@ from pagewood.server.cli import (
     generate,
     inspect,
     merge,
+    profile,
     quantize,
     replay,
     serve,
@@ -26,7 +27,7 @@ from pagewood.server.cli import (
 )
 
 COMMANDS: tuple[ModuleType, ...] = (
-    serve, chat, top, bench, generate, batch, doctor, inspect, check, quantize, merge, replay, why,
+    serve, chat, top, profile, bench, generate, batch, doctor, inspect, check, quantize, merge, replay, why,
 )  # fmt: skip
 
 

@@ -15,11 +15,16 @@ from typing import TYPE_CHECKING
 import httpx
 import msgspec
 
-from pagewood.server.cli.server_options import add_server_options, key_of, trust_of
+from pagewood.server.cli.server_options import (
+    ADMIN_VARIABLES,
+    DIRECT,
+    add_server_options,
+    admin_server,
+    trust_of,
+    wants_admin,
+)
 from pagewood.server.cli.top_screen import Screen, plain
 from pagewood.server.dashboard.live_data import Live
-from pagewood.server.keys.file import ADMIN_VARIABLE, KEY_VARIABLE
-from pagewood.server.keys.run_key import LOCAL_HOSTS, find_run_key
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
@@ -30,9 +35,6 @@ _SILENT_S = 10.0
 _NUM_FOR_RATES = 4
 """Messages until rates are known: nearly a second."""
 _CLEAR = "\x1b[H\x1b[2J"
-_VARIABLES = (ADMIN_VARIABLE, KEY_VARIABLE)
-_DIRECT = dict.fromkeys(f"all://{host}" for host in LOCAL_HOSTS)
-"""Routes of httpx without a proxy, which would get the keys of servers on this machine."""
 
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,7 +48,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
     )
-    add_server_options(parser, variables=_VARIABLES)
+    add_server_options(parser, variables=ADMIN_VARIABLES)
     parser.add_argument("--model", metavar="NAME", help="which of several models to watch")
     parser.add_argument("--once", action="store_true", help="print the state once, and end")
     parser.set_defaults(run=run)
@@ -54,7 +56,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the live data until q is pressed, or the server ends the stream."""
-    feed = Feed(*_server(options.url, options), trust=trust_of(options), model=options.model)
+    feed = Feed(*admin_server(options.url, options), trust=trust_of(options), model=options.model)
     screen = Screen()
     if options.once or not sys.stdout.isatty():
         with feed:
@@ -72,14 +74,6 @@ def run(options: argparse.Namespace) -> int:
         screen.take(feed.next())
         show(feed, screen)
     return 0
-
-
-def _server(url: str, options: argparse.Namespace) -> tuple[str, str | None]:
-    """Return the address of a server and the key for it: an admin key, the key of its run, or another one."""
-    key = key_of(options, variables=(ADMIN_VARIABLE,))
-    if not key and (found := find_run_key(url)) is not None:
-        return found.url, found.key
-    return url, key or key_of(options, variables=_VARIABLES)
 
 
 class Feed:
@@ -100,7 +94,7 @@ class Feed:
         self._url = url.rstrip("/")
         self._query = {} if model is None else {"model": model}
         self._headers = {"accept": "text/event-stream", **({"authorization": f"Bearer {key}"} if key else {})}
-        self._client = httpx.Client(timeout=httpx.Timeout(_SILENT_S), mounts=_DIRECT, verify=trust or True)
+        self._client = httpx.Client(timeout=httpx.Timeout(_SILENT_S), mounts=DIRECT, verify=trust or True)
         self._changed = threading.Condition()
         self._newest: Live | None = None  # written by: next, _read
         self._failure: str | None = None  # written by: _read
@@ -159,11 +153,7 @@ class Feed:
 
 def _refusal(url: str, response: httpx.Response) -> str:
     if response.status_code in (401, 403):
-        return (
-            f"the server at {url} wants an admin key: give one with --api-key or {ADMIN_VARIABLE}. A server without "
-            "one has made one, which is found only by the same user, on the same machine, by a loopback address; its "
-            "start message names the file"
-        )
+        return wants_admin(url)
     return f"the server at {url} has no live data: status {response.status_code}"
 
 

@@ -227,11 +227,14 @@ class RetainText(msgspec.Struct, frozen=True, kw_only=True, tag="retain_text"):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
-    """Record the work of the engine for some seconds; the answer comes when the file of the profile is written."""
+    """Record the work of the engine for some time; the answer comes when the file of the profile is written."""
 
     request_id: str
     """Also the name of the file, in the folder of the sockets."""
     seconds: float
+    """Longest time."""
+    steps: int | None = None
+    """End when this many have begun; None: after the time."""
 
 
 WithPrompt = Generate | Encode | RetainText

@@ -20,6 +20,7 @@ from pagewood.server.protocols.common.models import Models
 from pagewood.server.requests.live import new_request_id
 
 MAX_SECONDS = 60
+DEFAULT_SECONDS = 1.0
 
 
 class ProfileRequest(BaseModel):
@@ -27,8 +28,10 @@ class ProfileRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    seconds: float = Field(default=1.0, gt=0, le=MAX_SECONDS)
-    """How long to record."""
+    seconds: float | None = Field(default=None, gt=0, le=MAX_SECONDS)
+    """How long to record; None: 1, or at most 60 with `steps`."""
+    steps: int | None = Field(default=None, ge=1)
+    """End when this many steps of the engine have begun, but not later than after `seconds`."""
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -62,13 +65,14 @@ class ProfileEndpoint:
         ]
 
     async def profile(self, request: Request) -> Response:
-        """Record the work of the engine and its device for some seconds; steps are slower meanwhile."""
+        """Record the work of the engine and its devices for some seconds or steps; steps are slower meanwhile."""
         said = await self.models.reader.read(request, parser(ProfileRequest, is_optional=True))
         service = self.models.chosen(request)
         service.model(service.model_name)
         if service.folder is None:
             raise ApiError("This server takes no profiles.", code="profiling_unavailable")
-        message = wire.Profile(request_id=new_request_id("profile"), seconds=said.seconds)
+        seconds = said.seconds or (DEFAULT_SECONDS if said.steps is None else MAX_SECONDS)
+        message = wire.Profile(request_id=new_request_id("profile"), seconds=seconds, steps=said.steps)
         file = profile_file(service.folder, message.request_id)
         try:
             await service.ask(message)

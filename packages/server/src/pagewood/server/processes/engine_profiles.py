@@ -1,4 +1,4 @@
-"""Profiles in the engine process: begun by a command, ended by time, written to a file, and answered."""
+"""Profiles in the engine process: begun by a command, ended by time or steps, written to a file, and answered."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Profiles:
         self._folder = folder
         self._outbox = outbox
         self._clock = clock
-        self._running: tuple[str, Profile] | None = None
-        """The id of the request, and its profile."""  # written by: begin, turn
+        self._running: tuple[wire.Profile, Profile] | None = None
+        """The command, and its profile."""  # written by: begin, turn
         self._ends_s = 0.0  # written by: begin
         self._writer: threading.Thread | None = None  # written by: turn
 
     @property
     def left_s(self) -> float:
-        """How long the present profile still takes; infinity if there is none."""
+        """How long the present profile takes at most; infinity if there is none."""
         return inf if self._running is None else max(0.0, self._ends_s - self._clock())
 
     def begin(self, command: wire.Profile) -> None:
@@ -73,16 +73,20 @@ class Profiles:
             _log.exception("a profile cannot be taken")
             self._refuse(command.request_id, f"a profile cannot be taken: {error}", "profile_failed")
             return
-        self._running = (command.request_id, profile)
+        self._running = (command, profile)
         self._ends_s = self._clock() + command.seconds
 
     def turn(self) -> None:
-        """End the profile if its time is over; called in the engine's thread between two steps."""
-        if self._running is None or self._clock() < self._ends_s:
+        """End the profile if its time or its steps are over; called in the engine's thread between two steps."""
+        if self._running is None:
             return
-        (request_id, profile), self._running = self._running, None
-        recorded = profile.stop()
-        self._writer = threading.Thread(target=self._write, args=(request_id, recorded), name="profile", daemon=True)
+        command, profile = self._running
+        has_steps = command.steps is not None and profile.num_steps >= command.steps
+        if not has_steps and self._clock() < self._ends_s:
+            return
+        self._running = None
+        arguments = (command.request_id, profile.stop())
+        self._writer = threading.Thread(target=self._write, args=arguments, name="profile", daemon=True)
         self._writer.start()
 
     def _write(self, request_id: str, recorded: Recorded) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -121,7 +122,7 @@ def _follow(
                 profile.start_spans()
             case TakeSpans():
                 spans, num_dropped = ((), 0) if profile is None else profile.take_spans()
-                send(link, Spans(spans=list(spans), num_dropped=num_dropped))
+                send(link, Spans(spans=list(spans), num_dropped=num_dropped, now_s=time.monotonic()))
             case ReadNewWeights() as message if weights is not None:
                 weights.read(message.command)
             case MovePages() as message if pages is not None:

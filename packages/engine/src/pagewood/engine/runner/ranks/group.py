@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec.structs import replace
+
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.runner.ranks.cores import divided_cores
@@ -324,8 +326,9 @@ class Group:
         return () if self._hosts is None else tuple(map(self._hosts.place, range(self.count)))
 
     def spans(self) -> list[Spans]:
-        """Wait for what each other rank has recorded."""
-        return self.answers(Spans)
+        """Wait for what each other rank has recorded; spans of other hosts are moved to the clock of this one."""
+        found, now_s = self.answers(Spans), time.monotonic()
+        return [one if rank < self.num_here else _shifted(one, now_s - one.now_s) for rank, one in enumerate(found, 1)]
 
     def agree(self, number: int) -> None:
         """Wait until all ranks have ended a step, and compare what they have computed.
@@ -455,3 +458,8 @@ class Group:
             if process.poll() is None:
                 process.kill()
             process.wait()
+
+
+def _shifted(one: Spans, by_s: float) -> Spans:
+    spans = [span._replace(start_s=span.start_s + by_s, end_s=span.end_s + by_s) for span in one.spans]
+    return replace(one, spans=spans)

@@ -163,6 +163,8 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     spans: list[Span]
     num_dropped: int
+    now_s: float
+    """When it was sent, on the clock of the rank's host."""
 
 
 class WeightsRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
