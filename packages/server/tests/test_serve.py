@@ -519,8 +519,12 @@ def test_a_server_that_cannot_start_says_why(server: Server, tmp_path: Path) -> 
     (tmp_path / "tokenizer.json").write_text("{}")
     broken = run("serve", "--port", "0", "--model", str(tmp_path))
     assert broken.returncode == 1
-    assert f"pagewood: error: {tmp_path}/tokenizer.json cannot be read" in broken.stderr
-    assert "before the server was ready" in broken.stderr
+    error, *_ = (line for line in broken.stderr.splitlines() if line.startswith("pagewood: error: "))
+    assert f" process ended with code 1 before the server was ready: {tmp_path}/tokenizer.json cannot be read" in error
+    assert "Traceback" not in broken.stderr
+    broken = run("serve", "--port", "0", "--host-cache-gb", "90000")
+    (error,) = (line for line in broken.stderr.splitlines() if line.startswith("pagewood: error: "))
+    assert "before the server was ready: host_cache_gb must fit into the " in error
     assert "Traceback" not in broken.stderr
 
 

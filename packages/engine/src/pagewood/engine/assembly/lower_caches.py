@@ -122,6 +122,7 @@ class TieredCaches:
         if whole is not None:
             host_memory = whole.images
         else:
+            check_available(num_host_pages * page_bytes)
             host_memory = None if memory.device.type == "cpu" else _pinned(num_host_pages, page_bytes)
         self._config = config
         self._page_size = page_size
@@ -323,18 +324,17 @@ def num_images(config: EngineConfig, page_bytes: int) -> int:
 
 
 def check_available(num_bytes: int) -> None:
-    """Raise ValueError if the host has no room for a host cache whose memory is taken at once."""
+    """Raise ValueError if the host has no room for a host cache."""
     available = available_memory_bytes()
     if num_bytes > available:
         raise ValueError(
-            f"host_cache_gb must fit into the {available / _GB:.1f} GB of memory that are available, because a GPU "
-            f"needs it pinned, got {num_bytes / _GB:.1f}"
+            f"host_cache_gb must fit into the {available / _GB:.1f} GB of memory that are available, got "
+            f"{num_bytes / _GB:.1f}"
         )
 
 
 def _pinned(num_pages: int, page_bytes: int) -> Bytes:
     """Return pinned memory for the host's pages, which a GPU reads and writes. It is allocated at once."""
-    check_available(num_pages * page_bytes)
     try:
         return pinned_memory(num_pages, page_bytes)
     except RuntimeError as error:

@@ -154,17 +154,17 @@ def _wake_at_death_of_parent() -> None:
 
 @contextlib.contextmanager
 def errors_in_one_line(settings: Settings) -> Generator[None]:
-    """End the process with exit code 1 and one line if the block finds a bad model or setting.
-
-    The line is left for the parent, too, if there are several models: a load that fails does not end the server.
-    """
+    """End the process with exit code 1 if the block finds a bad model or setting; the parent says why."""
     try:
         yield
-    except (ValueError, OSError) as error:
-        logs.announce(f"error: {settings.title}: {error}" if settings.title else f"error: {error}")
-        if settings.title:
-            with contextlib.suppress(OSError):
-                last_words(settings.folder, settings.stage).write_text(str(error), encoding="utf-8")
+    except (ValueError, OSError, MemoryError) as error:
+        why = str(error) or type(error).__name__
+        if settings.title:  # of several models, whose parent tells the client
+            logs.announce(f"error: {settings.title}: {why}")
+        try:
+            last_words(settings.folder, settings.stage).write_text(why, encoding="utf-8")
+        except OSError:
+            logs.announce(f"error: {why}")
         raise SystemExit(1) from error
 
 

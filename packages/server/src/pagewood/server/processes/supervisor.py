@@ -251,10 +251,11 @@ class Supervisor:
                 self._on_death(stage, next_incarnation)
                 self._on_crash_loop(
                     f"the {stage.name} process{self._of} died {num_quick} times in a row within {QUICK_DEATH_S:g} s, "
-                    f"at last with code {code}; it is not restarted again"
+                    f"at last with code {code}; it is not restarted again{_reason(running.settings)}"
                 )
                 return
-            announce(f"the {stage.name} process{self._of} ended with code {code} and is being restarted")
+            why = _reason(running.settings)
+            announce(f"the {stage.name} process{self._of} ended with code {code} and is being restarted{why}")
             self._incidents.restarts[stage.name] += 1
             self._on_death(stage, next_incarnation)
             if successor is not None:  # it was to follow in any case
@@ -317,11 +318,14 @@ class Supervisor:
 
 
 def _reason(settings: Settings) -> str:
-    """Return what a process has said of its end, behind a colon; empty: nothing."""
+    """Return what a process has said of its end, behind a colon, and forget it; empty: nothing."""
+    file = last_words(settings.folder, settings.stage)
     try:
-        return f": {last_words(settings.folder, settings.stage).read_text(encoding='utf-8')}"
+        return f": {file.read_text(encoding='utf-8')}"
     except (OSError, UnicodeDecodeError):
         return ""
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def _kill(running: _Running) -> None:
