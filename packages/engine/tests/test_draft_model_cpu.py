@@ -273,8 +273,8 @@ def test_a_drafter_from_its_folder() -> None:
     target, folder = model(), folder_of(3, DIM, 0.3)
     found = FoundDrafter(kind="draft", folder=folder)
     loaded = load_drafter(found, target, folder)
-    memory = loaded.allocate(layout_of(target, 4), 100)
-    assert memory.whole.layout == loaded.layout(layout_of(target, 4))
+    memory = loaded.memory.allocate(layout_of(target, 4), 100)
+    assert memory.whole.layout == loaded.memory.layout(layout_of(target, 4))
     assert memory.whole.layout.bytes_per_page == 2 * layout_of(target, 4).bytes_per_page + 4 * 8
     runner = CPURunner(
         target, memory.target, warm_up(DIM, drafter=DIM), max_rows=3, max_length=MAX_LENGTH, num_threads=1,

@@ -39,8 +39,8 @@ class Bench:
         target = load_model(target_folder, CPUOps())
         loaded = load_drafter(FoundDrafter(kind="eagle", folder=head_folder), target, target_folder)
         layout = target.config.memory_layout(page_size=page_size, order="HND")
-        kernel = warm_up(layout, drafter=loaded.memory_layout(layout), others=loaded.units)
-        memory = loaded.allocate(layout, NUM_PAGES)
+        kernel = warm_up(layout, drafter=loaded.memory.memory_layout(layout), others=loaded.units)
+        memory = loaded.memory.allocate(layout, NUM_PAGES)
         self.sampling = sampling
         self.vocab_size = target.config.vocab_size
         self.tags = memory.tags.array(0, "tags")

@@ -98,7 +98,7 @@ class Bench:
     ) -> None:
         own = loaded(drafter, target)
         layout = MultiHeadLayout(num_layers=4, num_kv_heads=2, head_dim=DIM, page_size=page_size, order="HND")
-        memory = own.allocate(layout, NUM_PAGES)
+        memory = own.memory.allocate(layout, NUM_PAGES)
         self.num_drafted = 0
         self.num_accepted = 0
         self.runner = CPURunner(

@@ -17,7 +17,7 @@ from pagewood.engine.model_folder import load
 from pagewood.engine.model_folder.load import layer_bytes, load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.models.stage import Stage, divide, stages_of
+from pagewood.engine.models.stage import NO_HEAD, Stage, divide, stages_of
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.runner.ranks.agreement import check_layers
@@ -79,6 +79,8 @@ def test_bytes_are_those_that_are_stored(tmp_path: Path) -> None:
 
 class Recorder:
     """Keeps what a stage sends for the next one."""
+
+    needs = NO_HEAD
 
     def __init__(self) -> None:
         self.sent: list[Tensor] = []

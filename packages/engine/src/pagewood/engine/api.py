@@ -1221,7 +1221,10 @@ class EngineConfig:
         refused: list[tuple[str, bool, str, object]] = [
             ("speculative", self.device == "cuda" and self.speculative != "off", "off on CUDA", self.speculative),
             ("model_impl", self.model_impl == "transformers", "auto or native", self.model_impl),
-            ("speculative", self.speculative not in ("off", "ngram", "draft"), "off, ngram or draft", self.speculative),
+            (
+                "speculative_verify", self.speculative == "eagle" and self.speculative_verify == "rejection",
+                "exact with speculative eagle", self.speculative_verify,
+            ),
             (
                 "num_continuous_decode_steps", self.num_continuous_decode_steps > 1, "1",
                 self.num_continuous_decode_steps,

@@ -26,6 +26,7 @@ from pagewood.engine.model_folder.load import check_draft
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.expert_division import division_mark
+from pagewood.engine.models.head_config import HeadConfig
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stage import Stage
 from pagewood.engine.models.stored.tensor_files import TensorFiles
@@ -35,7 +36,12 @@ from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductL
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
-from pagewood.engine.runner.cpu.drafts.loaded_drafter import JointMemory, LoadedDrafter, load_drafter
+from pagewood.engine.runner.cpu.drafts.loaded_drafter import (
+    DrafterMemory,
+    JointMemory,
+    LoadedDrafter,
+    load_drafter,
+)
 from pagewood.engine.runner.cpu.drafts.ngram import NgramLookup
 from pagewood.engine.runner.cpu.drafts.suffix import SuffixIndex
 from pagewood.engine.runner.cpu.kernels import warm_up
@@ -56,7 +62,8 @@ from pagewood.kvpool.memory import PageMemory, SharedBytes, allocate, joined, sh
 _log = logging.getLogger(__name__)
 
 AnyLayout = MultiHeadLayout | LatentLayout
-
+_OF_LAST_STAGE = ("suffix", "eagle")
+"""Kinds of drafters that only the last stage has: an index of texts, and a head that reads its hidden states."""
 LOOKUPS: dict[str, Callable[..., Any]] = {"ngram": NgramLookup, "suffix": SuffixIndex}
 """What finds drafts in the texts of a server, by the name of the option."""
 
@@ -84,9 +91,9 @@ class CPURank:
     """
 
     __slots__ = (
-        "_beside", "_config", "_drafter", "_exchange", "_found", "_head_dims", "_kernel", "_load", "_make_drafter",
-        "_max_position", "_num_threads", "_runner", "_storage", "_units", "_variants", "adapters", "groups", "layout",
-        "loaded", "memory", "page_bytes",
+        "_beside", "_config", "_drafter", "_exchange", "_found", "_head", "_head_dims", "_kernel", "_load",
+        "_make_drafter", "_max_position", "_num_threads", "_runner", "_storage", "_units", "_variants", "adapters",
+        "groups", "layout", "loaded", "memory", "page_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +113,7 @@ class CPURank:
         self._exchange = exchange
         self._num_threads = num_threads
         self._found = None if config.speculative == "off" else _find_drafter(config, folder)
+        head = self._head = None if self._found is None else _head_of(self._found, folder)
         self.adapters: CPUAdapters | None = None
         """The adapters of its projections; None: there are none."""
         if config.max_adapters:
@@ -123,7 +131,7 @@ class CPURank:
             stage=stage,
             change=expert_change(config),
             exchange=exchange,
-            relay=relay,
+            relay=relay if relay is None or head is None else replace(relay, needs=head.needs),
             adapters=self.adapters,
         )
         self.loaded = self._load(num_threads=num_threads, progress=progress)
@@ -137,7 +145,8 @@ class CPURank:
                 f"those of this model are {_described(variants)}, got 'bfloat16'"
             )
         self._drafter: LoadedDrafter | None = None
-        if self._found is not None and self._found.folder is not None:
+        is_here = head is None or stage is None or stage.is_last  # a head is in the last stage only
+        if is_here and self._found is not None and self._found.folder is not None:
             outlives = config.disk_cache_path is not None or config.remote_cache is not None
             self._drafter = load_drafter(
                 self._found,
@@ -237,9 +246,9 @@ class CPURank:
         drafter = self._drafter
         self._kernel = warm_up(
             self.layout,
-            head_dims=(*self._head_dims, *(drafter.head_dims if drafter else ())),
+            head_dims=(*self._head_dims, *(drafter.memory.config.head_dims if drafter else ())),
             sees_later=self.loaded.model.config.is_encoder,
-            drafter=drafter.memory_layout(self.layout) if drafter else None,
+            drafter=drafter.memory.memory_layout(self.layout) if drafter else None,
             packed=self._variants,
             others=self._units,
             host=(divide_rows,) if self._config.enable_dp_attention else (),
@@ -282,12 +291,12 @@ class CPURank:
     def shared_bytes(self, num_pages: int, stage: Stage | None = None) -> int:
         """Return the size of memory that holds what `allocate` allocates, or does on a rank of another stage."""
         num_pages_beside, num_frames = self._sizes(num_pages)
-        layout = self._layout_in(stage)
-        if self._drafter is None:
+        layout, drafter = self._layout_in(stage), self._drafter_in(stage)
+        if drafter is None:
             return shared_size(layout, num_frames)
         if not self.has_frames:
-            return shared_size(self._drafter.layout(layout), num_pages)
-        beside = shared_size(self._drafter.layout_beside(layout), num_pages_beside)
+            return shared_size(drafter.layout(layout), num_pages)
+        beside = shared_size(drafter.layout_beside(layout), num_pages_beside)
         return shared_size(layout, num_frames) + beside
 
     def joined_memory(
@@ -301,10 +310,7 @@ class CPURank:
             stages: of these ranks; None: the model has one.
         """
         assert self.memory is not None
-        mades = [
-            self._made(num_pages, descriptor, self._layout_in(stage))
-            for descriptor, stage in zip(others, stages, strict=True)
-        ]
+        mades = [self._made(num_pages, descriptor, stage) for descriptor, stage in zip(others, stages, strict=True)]
         memories = [self.memory, *(made.memory for made in mades)]
         besides = [one for one in (self._beside, *(made.beside for made in mades)) if one is not None]
         return _joined(memories), _joined(besides) if besides else None
@@ -326,14 +332,20 @@ class CPURank:
         own = self.loaded.model.whole.for_stage(stage).for_shard(self.loaded.model.shard)
         return self._layout_of(own, own.groups(max_length=1))
 
-    def _made(self, num_pages: int, shared: int | None, layout: AnyLayout | None = None) -> _Made:
-        layout = self.layout if layout is None else layout
+    def _drafter_in(self, stage: Stage | None) -> DrafterMemory | None:
+        """Return what a drafter has on a rank of a stage beside a frame; None: nothing. Stage None: of this one."""
+        if stage is not None and self._head is not None:
+            return DrafterMemory(self._head.for_shard(self.loaded.model.shard).layer) if stage.is_last else None
+        return None if self._drafter is None else self._drafter.memory
+
+    def _made(self, num_pages: int, shared: int | None, stage: Stage | None = None) -> _Made:
+        layout, drafter = self._layout_in(stage), self._drafter_in(stage)
         cut = None if shared is None else SharedBytes(torch.from_numpy(mapped(shared)))
         num_pages_beside, num_frames = self._sizes(num_pages)
-        if self._drafter is None:
+        if drafter is None:
             memory = allocate(layout, num_frames, shared=cut)
             return _Made(memory=memory, storage=storage_for(layout, num_frames, memory=memory))
-        joint = self._drafter.allocate(
+        joint = drafter.allocate(
             layout, num_pages_beside, num_frames=num_frames if self.has_frames else None, shared=cut
         )
         return _Made(memory=joint.whole, storage=joint.target, beside=joint.beside, joint=joint)
@@ -368,6 +380,7 @@ class CPURank:
             make_lookup=None if found is None else LOOKUPS.get(found.kind),
             make_drafter=self._make_drafter,
             max_drafts=0 if found is None else self._config.speculative_num_tokens,
+            drafts_ahead=place is not None and found is not None and found.kind in _OF_LAST_STAGE,
             processors=processors,
             groups=self.groups,
             exchange=self._exchange if self._config.enable_dp_attention else None,
@@ -393,10 +406,10 @@ class CPURank:
         if drafter is None:
             return page_bytes
         if not self.has_frames:
-            return drafter.layout(self.layout).bytes_per_page
+            return drafter.memory.layout(self.layout).bytes_per_page
         # A request that is long for its windows holds little but whole groups.
         return page_bytes + -(
-            -drafter.layout_beside(self.layout).bytes_per_page * num_groups // self.groups.windows.count(None)
+            -drafter.memory.layout_beside(self.layout).bytes_per_page * num_groups // self.groups.windows.count(None)
         )
 
 
@@ -435,6 +448,13 @@ def _find_drafter(config: EngineConfig, folder: Path) -> FoundDrafter:
         check_draft(found.folder, folder)
     _log.info("drafts: %s%s", found.kind, "" if found.folder is None else f" in {found.folder}")
     return found
+
+
+def _head_of(found: FoundDrafter, folder: Path) -> HeadConfig | None:
+    """Return the head that drafts for a model; None: a head does not."""
+    if found.kind != "eagle" or found.folder is None:
+        return None
+    return HeadConfig.from_folder(found.folder, ModelConfig.from_folder(folder))
 
 
 def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> LayerGroups:

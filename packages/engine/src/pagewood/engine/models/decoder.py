@@ -21,7 +21,7 @@ from pagewood.engine.models.parts.output import make_output
 from pagewood.engine.models.parts.rope import PositionNumbers
 from pagewood.engine.models.rope import position_table
 from pagewood.engine.models.shard import WHOLE, Shard
-from pagewood.engine.models.stage import Relay, Stage
+from pagewood.engine.models.stage import NO_HEAD, Relay, Stage
 
 
 class Decoder(Generic[A]):
@@ -34,8 +34,8 @@ class Decoder(Generic[A]):
     """
 
     __slots__ = (
-        "_embedding_norm", "_inputs", "_layers", "_norm", "_ops", "_positions", "_relay", "config", "embedding", "head",
-        "ropes", "shard", "short_length", "stage", "whole",
+        "_embedding_norm", "_inputs", "_layers", "_needs", "_norm", "_ops", "_positions", "_relay", "config",
+        "embedding", "head", "ropes", "shard", "short_length", "stage", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +67,7 @@ class Decoder(Generic[A]):
         self.stage = Stage(0, config.num_layers, config.num_layers) if stage is None else stage
         """The layers that this is; all if the model is not cut into stages."""
         self._relay = relay
+        self._needs = NO_HEAD if relay is None else relay.needs
         self.whole = config
         """The model, of which this may be a part."""
         self.config = config.for_stage(stage).for_shard(shard)
@@ -80,7 +81,8 @@ class Decoder(Generic[A]):
         self.head: Linear[A]
         """The output projection, from the hidden state `[T, E]` after the last norm to logits `[T, V]`, which it scales
         and caps as the model does."""
-        self.embedding, self.head = _read_ends(config, weights, ops, shard, self.stage)
+        embeds = self.stage.is_first or (self.stage.is_last and self._needs.embeds)
+        self.embedding, self.head = _read_ends(config, weights, ops, shard, self.stage, embeds=embeds)
         self._positions: Embedding[A] | None = None
         if config.has_learned_positions and self.stage.is_first:
             first, count = config.first_position, config.max_position
@@ -133,7 +135,8 @@ class Decoder(Generic[A]):
         """Compute a step up to the input of the output projection, and keep hidden states of all its tokens.
 
         The last layer computes only the `wanted` tokens, unless a state after it is captured. A stage begins with what
-        the one before it has sent, and all but the last one send the residual stream to the next.
+        the one before it has sent, and all but the last one send the residual stream to the next, and the states that a
+        head behind the last one reads.
 
         Args:
             tokens: see `__call__`, also for the next three.
@@ -141,7 +144,8 @@ class Decoder(Generic[A]):
             attention: of this step.
             wanted: tokens whose last state is wanted.
             captured: numbers of states: i in [0, num_layers] is the residual stream after the first i layers (0: the
-                embeddings), and num_layers + 1 is the input of the output projection, after the last norm.
+                embeddings), and num_layers + 1 is the input of the output projection, after the last norm. In stages,
+                only the last one captures, and numbers are those of the whole model.
             division: of tokens among ranks: `tokens` are then those of all, and the other arguments those of this rank;
                 nothing may be captured. None: this rank has all.
 
@@ -149,10 +153,11 @@ class Decoder(Generic[A]):
             `[W, E]`, the states after the last norm, of all ranks; and `[T, E]` for each of `captured`, in its order.
             If this is not the last stage: `[T, E]`, the residual stream that it has sent.
         """
-        ops, last, is_last = self._ops, len(self._layers) - 1, self.stage.is_last
+        ops, last, is_last = self._ops, self.stage.stop - 1, self.stage.is_last
         narrows = is_last and all(state <= last for state in captured)  # the last layer's other tokens are not needed
-        states: dict[int, A] = {}
+        kept = captured if is_last else self._needs.relayed(self.stage.stop)
         residual, inputs = self._begin(tokens)
+        states = {state: self._received(tokens) for state in self._needs.relayed(self.stage.first)}
         pending: A | None = None
         if division is not None:
             residual = division.own(residual)
@@ -168,13 +173,14 @@ class Decoder(Generic[A]):
             ops.add(self._positions(ops.positions(numbers)), residual)
         if self._embedding_norm is not None:
             residual = ops.norm(residual, self._embedding_norm)
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._layers, self.stage.first):
             x = layer.enter(pending, residual)
-            if index in captured:
+            if index in kept:
                 states[index] = ops.concat([residual])  # copied, because the layer adds to it
-            pending, residual = layer(x, residual, step, index, wanted if index == last and narrows else None)
+            number = index - self.stage.first
+            pending, residual = layer(x, residual, step, number, wanted if index == last and narrows else None)
         if not is_last:
-            return self._hand_over(pending, residual, inputs), []
+            return self._hand_over(pending, residual, inputs, [states[state] for state in kept]), []
         x = add_and_norm(ops, pending, residual, self._norm)
         if not narrows:
             states[last + 1], states[last + 2] = residual, x
@@ -195,23 +201,29 @@ class Decoder(Generic[A]):
         inputs = None
         if config.inputs is not None:
             inputs = self._relay.receive(tokens, config.num_layers * config.inputs.size)
-        return self._relay.receive(tokens, config.hidden_size), inputs
+        return self._received(tokens), inputs
 
-    def _hand_over(self, pending: A | None, residual: A, inputs: A | None) -> A:
+    def _received(self, tokens: A) -> A:
+        """Return a residual stream of the stage before, `[T, E]`."""
+        assert self._relay is not None
+        return self._relay.receive(tokens, self.config.hidden_size)
+
+    def _hand_over(self, pending: A | None, residual: A, inputs: A | None, states: Sequence[A]) -> A:
         """Send what the next stage begins with; return the residual stream `[T, E]`."""
         assert self._relay is not None
         if pending is not None:
             self._ops.add(pending, residual)
         if inputs is not None:
             self._relay.send(inputs)
-        self._relay.send(residual)
+        for x in (residual, *states):
+            self._relay.send(x)
         return residual
 
 
 def _read_ends(
-    config: ModelConfig, weights: Weights, ops: Ops[A], shard: Shard, stage: Stage
+    config: ModelConfig, weights: Weights, ops: Ops[A], shard: Shard, stage: Stage, *, embeds: bool
 ) -> tuple[Embedding[A], Linear[A]]:
-    """Return the embedding of tokens and the output projection, as far as a stage has them."""
+    """Return the embedding of tokens, if the stage `embeds`, and the output projection, if it is the last one."""
     table, vocab_size, hidden_size = "model.embed_tokens", config.vocab_size, config.hidden_size
 
     def finished(head: Linear[A]) -> Linear[A]:
@@ -220,13 +232,13 @@ def _read_ends(
     bias = "lm_head.bias" if config.has_logits_bias else None
     if config.num_token_types:
         return ops.tied_embedding(_with_types(config, weights))
-    if config.tied_embeddings and shard.is_whole and stage.is_first and stage.is_last:
+    if config.tied_embeddings and shard.is_whole and embeds and stage.is_last:
         numbers = None if bias is None else weights.stack([(bias, vocab_size)])
         embedding, head = ops.tied_embedding(weights.stack([(f"{table}.weight", vocab_size)], hidden_size), numbers)
         return embedding, finished(head)
     embedding: Embedding[A] = _elsewhere
     head: Linear[A] = _elsewhere
-    if stage.is_first:
+    if embeds:
         embedding = read_embedding(weights, ops, table, vocab_size, hidden_size, shard)
     if stage.is_last:
         output = table if config.tied_embeddings else "lm_head"

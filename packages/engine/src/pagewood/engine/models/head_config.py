@@ -17,6 +17,7 @@ from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.shard import Shard
+from pagewood.engine.models.stage import HeadNeeds
 from pagewood.engine.models.stored.checkpoint_files import tensor_names
 
 _MAX_CAPTURED = 64
@@ -71,6 +72,11 @@ class HeadConfig:
     """Whether the hidden state comes before the token in the projection. MTP only."""
     clears_first: bool = False
     """Whether the token at position 0 has an embedding of zeros."""
+
+    @property
+    def needs(self) -> HeadNeeds:
+        """What it reads of a target that is cut into stages."""
+        return HeadNeeds(captured=self.captured, embeds=self.names.embedding is None)
 
     def for_shard(self, shard: Shard) -> HeadConfig:
         """Return what a rank has of it.

@@ -1,8 +1,8 @@
 """The layers of a model that one of several stages computes (pipeline parallelism).
 
 The first stage has the embeddings, the last one the last norm and the output projection; a table that is both is read
-by both. Between two stages goes the residual stream of a step, and the inputs of layers if the model has any: they need
-the embeddings of the step.
+by both. Between two stages goes the residual stream of a step, the inputs of layers if the model has any (they need
+the embeddings of the step), and the hidden states of earlier layers that a drafting head behind the last stage reads.
 
 A layer that reads the keys and values of another one is on its stage. So some models can be cut in few places only.
 
@@ -65,8 +65,31 @@ def stages_of(cuts: Sequence[int], num_layers: int) -> list[Stage]:
     return [Stage(first, stop, num_layers) for first, stop in pairwise(edges)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNeeds:
+    """What a drafting head behind the last stage reads of the model."""
+
+    captured: tuple[int, ...]
+    """Numbers of hidden states, see `Decoder.states`."""
+    embeds: bool
+    """Whether it uses the model's embedding, which the last stage then has too."""
+
+    def relayed(self, edge: int) -> list[int]:
+        """Return which hidden states of earlier layers go to the stage whose first layer is `edge`, in their order."""
+        return sorted({state for state in self.captured if state < edge})
+
+
+NO_HEAD = HeadNeeds(captured=(), embeds=False)
+"""No head drafts."""
+
+
 class Relay(Protocol[A]):
     """What passes the values of a step from stage to stage, in one order on both sides."""
+
+    @property
+    def needs(self) -> HeadNeeds:
+        """What a drafting head behind the last stage reads of the model."""
+        ...
 
     def receive(self, tokens: A, size: int) -> A:
         """Return what the stage before has sent, `[T, size]`; `tokens` `[T]` are those of the step."""

@@ -48,6 +48,9 @@ class StepResult:
     """Grants that got no drafts, because the drafter was not ready for their rows."""
     num_short: int = 0
     """Rows for which a drafting head attends to a part of the text only, because its KV of the rest was missing."""
+    ahead: Int32 | None = None
+    """[S, D] int32, drafts for the next step of the row of each grant, -1 behind the last: what the last stage of a
+    model gives all others. The engine does not read them. None: no drafts."""
     vectors: NDArray[np.float32] | None = None
     """[P, E] float32, the sum of hidden states of each of `Batch.pooled`; None: no vectors."""
 

@@ -32,6 +32,7 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.observe.profiling import Span
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, collect, find_live, open_gate, update
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
+from pagewood.engine.runner.cpu.drafts.ahead import HeldDrafts, drafts_of, grants_ahead
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts, LookupDrafter, ProgramDrafter
 from pagewood.engine.runner.cpu.drafts.row_lookup import RowLookup
 from pagewood.engine.runner.cpu.program import reports
@@ -56,6 +57,7 @@ Int64 = NDArray[np.int64]
 Array = TypeVar("Array", bound=NDArray[Any])
 Result = TypeVar("Result")
 _NOTHING = DraftCounts()
+_NONE = np.empty(0, np.int32)
 _PREPARED_BYTES = 64 << 20  # of logits, at most
 _MAX_PREPARED = 256
 """Tokens of a step for which the program is written at start, at most; writing it anew takes milliseconds."""
@@ -221,9 +223,10 @@ class CPURunner:
     """
 
     __slots__ = (
-        "_adapters", "_adjustments", "_attention", "_clock", "_division", "_drafter", "_full", "_helpers", "_is_stage",
-        "_latest", "_lookup", "_model", "_now", "_num_helpers", "_num_threads", "_plain", "_processors", "_reported",
-        "_rotations", "_rows", "_spans", "_watch", "_worker", "_writer",
+        "_adapters", "_adjustments", "_attention", "_clock", "_division", "_drafter", "_finder", "_full", "_held",
+        "_helpers", "_is_stage", "_latest", "_lookup", "_lookups", "_max_drafts", "_model", "_now", "_num_helpers",
+        "_num_threads", "_page_size", "_plain", "_processors", "_reported", "_rotations", "_rows", "_spans", "_watch",
+        "_worker", "_writer",
     )  # fmt: skip
 
     def __init__(
@@ -238,6 +241,7 @@ class CPURunner:
         make_lookup: Callable[[Int32], LookupDrafter] | None = None,
         make_drafter: Callable[[RowTables], ProgramDrafter] | None = None,
         max_drafts: int = 0,
+        drafts_ahead: bool = False,
         processors: Mapping[str, Process] | None = None,
         groups: LayerGroups | None = None,
         exchange: Exchange | None = None,
@@ -258,6 +262,8 @@ class CPURunner:
             make_drafter: called with the tables of rows; returns what drafts in the program. Without either, the drafts
                 of a grant are what the token table happens to hold.
             max_drafts: most drafts of a row in a step, if it is known; memory for them is prepared at start.
+            drafts_ahead: whether drafts for the next step of a row are made by the last stage, at the end of a step,
+                and go with its result; see `drafts.ahead`. The other stages then make none.
             processors: functions that requests name to change their logits; None: no functions.
             groups: of the layers, which share `storage`; None: all layers are one group. If there are several, the
                 drafter of `make_drafter` has memory of its own, by page id, and batches must announce pages.
@@ -286,7 +292,18 @@ class CPURunner:
         self._rotations = Rotations(  # contents written by: the worker
             model.ropes, num_rows=max_rows, short_length=model.short_length
         )
-        self._lookup = RowLookup(make_lookup(self._rows.tokens), self._rows) if make_lookup else None
+        self._max_drafts = max_drafts
+        self._page_size = page_size
+        self._held = HeldDrafts(self._rows.tokens) if drafts_ahead else None
+        """Drafts that have come with results; None: each step makes its own."""
+        self._finder: RowLookup | None = None
+        """What looks up drafts for next steps; None: nothing is looked up, or steps make their own."""
+        lookup = make_lookup(self._rows.tokens) if make_lookup and (model.stage.is_last or not drafts_ahead) else None
+        if self._held is not None:
+            self._finder = RowLookup(lookup, self._rows) if lookup else None
+            lookup = self._held
+        self._lookup = RowLookup(lookup, self._rows) if lookup else None
+        self._lookups = [one for one in (self._finder, self._lookup) if one is not None]
         # The last table has the pages themselves, under whose ids a drafter has its memory.
         own = replace(self._rows, pages=self._rows.pages[-max_rows:])
         self._drafter = make_drafter(own) if make_drafter else None
@@ -298,6 +315,7 @@ class CPURunner:
         self._division = None  # contents written by: the worker
         if exchange is not None:
             self._division = RequestDivision.over(exchange, self._rows, num_pages=storage.num_pages)
+        has_drafts = self._lookup is not None or self._drafter is not None
         self._writer = StepWriter(
             model=model,
             kernel=kernel,
@@ -307,7 +325,7 @@ class CPURunner:
             clock=self._clock,
             division=self._division,
             witness=None if watch is None else watch.states,
-            token_witness=watch.states[2:] if watch is not None and self._is_stage else None,
+            token_witness=watch.states[2:] if watch is not None and self._is_stage and has_drafts else None,
         )
         self._watch = watch
         drafter = self._drafter
@@ -408,7 +426,7 @@ class CPURunner:
         return ((), 0) if spans is None else spans.taken()
 
     def learn(self, batch: Batch, result: StepResult) -> KnownRows:
-        """Write the tokens of a step that the last stage has drawn to the table, where they are already in that stage.
+        """Take over the tokens and drafts of a step from the last stage, in whose table they are already.
 
         Args:
             batch: of the step, which has been waited for; no later one has any of its rows that yield tokens.
@@ -421,7 +439,7 @@ class CPURunner:
         ends = starts + np.where(batch.num_promised > 1, 1, batch.counts[sampled])
         found: list[Int32] = [np.empty(0, np.int32)]
         at = 0
-        for row, end, num in zip(own.tolist(), ends.tolist(), result.counts.tolist(), strict=True):
+        for i, (row, end, num) in enumerate(zip(own.tolist(), ends.tolist(), result.counts.tolist(), strict=True)):
             if num:
                 first = int(rows.lengths[row]) - num if is_last else end
                 places = rows.tokens[row, first : first + num]
@@ -430,6 +448,8 @@ class CPURunner:
                     rows.lengths[row] = first + num
                 found.append(places)
                 at += num
+                if self._held is not None and result.ahead is not None:
+                    self._held.hold(row, first + num, result.ahead[i])
         return KnownRows(tokens=np.concatenate(found), lengths=rows.lengths[own], pages=rows.pages[own])
 
     def close(self) -> None:
@@ -468,12 +488,18 @@ class CPURunner:
             scopes, scope.index, now.found, now.num_found, grants.counts, grants.promised, tokens, yielded,
             num_drafted,
         )  # fmt: skip
+        sums = now.sums[: len(grants.pooled)].copy() if len(grants.pooled) else None
         excluded: list[int] = [] if yielded.all() else self._excluded(step, scopes, yielded)
         logprobs, prompt_logprobs = None, None
         if scopes[scope.index, Column.NUM_REPORTED] > 0:
             found = tokens[:num_tokens]
             logprobs = reports.of_drawn(now.reports, found, yielded, grants, self._rows)
             prompt_logprobs = reports.of_prompts(now.reports, grants, self._rows)
+        ahead: Int32 | None = None
+        if self._held is not None and step.batch.is_followed:
+            began = perf_counter()
+            ahead = self._draft_ahead(step, yielded)
+            draft_s += perf_counter() - began
         if step.kept is not None:
             num_all = len(step.batch.sampled)
             yielded = _spread(yielded, step.kept, num_all)
@@ -493,10 +519,38 @@ class CPURunner:
             num_rebuilt=drafted.num_rebuilt,
             num_postponed=drafted.num_postponed,
             num_short=drafted.num_short,
-            vectors=now.sums[: len(grants.pooled)].copy() if len(grants.pooled) else None,
+            ahead=ahead,
+            vectors=sums,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
+
+    def _draft_ahead(self, step: _Step, yielded: Int32) -> Int32:
+        """Return drafts for the next step of each row, see `StepResult.ahead`; outputs of this step are overwritten.
+
+        Args:
+            step: that has been computed.
+            yielded: `[<= S]`, tokens of each of its sampled grants.
+        """
+        page_size = None if self._drafter is None else self._page_size
+        grants, places = grants_ahead(step.grants, yielded, self._rows, most=self._max_drafts, page_size=page_size)
+        num_sampled = len(step.batch.sampled)
+        ahead = _Step(batch=replace(step.batch, admitted=_NONE), grants=grants, samples=True)
+        if len(places) == 0 or not self._leave_out(ahead):
+            return np.full((num_sampled, self._max_drafts), -1, np.int32)
+        grants = ahead.grants
+        if ahead.kept is not None:
+            places = places[ahead.kept]
+        if self._finder is not None:
+            self._finder.draft(ahead.batch, grants)
+        if self._drafter is not None:
+            self._now = self._full
+            self._drafter.plan(ahead.batch, grants)
+            scopes, counts = self._lay_out(ahead)
+            self._work_through(ahead, scopes, counts, 0, self._now.target_lines.start)
+        if step.kept is not None:
+            places = step.kept[places]
+        return drafts_of(grants, places, self._rows, num_sampled=num_sampled, most=self._max_drafts)
 
     def _excluded(self, step: _Step, scopes: Int64, yielded: Int32) -> list[int]:
         """Return those of the batch's sampled grants without a token whose logits are all minus infinity."""
@@ -528,10 +582,15 @@ class CPURunner:
             began = perf_counter()
             if self._lookup is not None and step.samples:
                 self._lookup.draft(step.batch, step.grants)
+            own, drafts_now = step.grants, step.grants.is_drafting
+            if self._held is not None:  # its drafts have been made
+                own, drafts_now = replace(own, promised=np.ones_like(own.promised), is_drafting=False), False
+            if self._finder is not None and step.samples:
+                self._finder.draft(step.batch, own)
             self._now, drafter = self._plain, self._drafter
             if drafter is not None:
-                drafter.plan(step.batch, step.grants if step.samples else None)
-                if step.grants.is_drafting or drafter.has_rest or drafter.captures:
+                drafter.plan(step.batch, own if step.samples else None)
+                if drafts_now or drafter.has_rest or drafter.captures:
                     self._now = self._full
                 else:
                     drafter = None  # the step runs without it
@@ -539,19 +598,20 @@ class CPURunner:
             scopes, counts = self._lay_out(step)
             first, last = 0, None
             if drafter is not None:  # without what the step does not need
-                first = 0 if step.grants.is_drafting else self._now.target_lines.start
+                first = 0 if drafts_now else self._now.target_lines.start
                 last = None if drafter.has_rest else self._now.target_lines.stop
         except Exception:
             step.give_up()
             raise
         self._work_through(step, scopes, counts, first, last)
         ended = perf_counter()
-        if self._lookup is not None and step.samples:
-            self._lookup.after_step(step.grants)
+        if step.samples:
+            for lookup in self._lookups:
+                lookup.after_step(step.grants)
         draft_s = drafted - began if step.grants.is_drafting or drafter is not None else 0.0
-        if self._drafter is not None and (step.grants.is_drafting or self._drafter.has_rest):
+        if self._drafter is not None and (drafts_now or self._drafter.has_rest):
             draft_began, draft_ended, rest_began, rest_ended = (s + ns * 1e-9 for s, ns in self._clock.tolist())
-            draft_s += draft_ended - draft_began if step.grants.is_drafting else 0.0
+            draft_s += draft_ended - draft_began if drafts_now else 0.0
             draft_s += rest_ended - rest_began if self._drafter.has_rest else 0.0
         return scopes, counts, draft_s, ended - began - draft_s
 
@@ -614,8 +674,8 @@ class CPURunner:
     def _update(self, batch: Batch) -> None:
         """Apply what the batch says about rows."""
         rows = self._rows
-        if self._lookup is not None:
-            self._lookup.before_update(batch)
+        for lookup in self._lookups:
+            lookup.before_update(batch)
         if len(batch.page_ids) > 0 or len(batch.token_ids) > 0:
             updates = (batch.page_rows, batch.page_columns, batch.page_ids)
             tokens = (batch.token_rows, batch.token_positions, batch.token_ids)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pagewood.engine.models.stage import NO_HEAD, HeadNeeds
 from pagewood.engine.runner.cuda.exchange import EndReason, GroupPlace, as_bytes, typed_errors
 
 _MOST_ON_THEIR_WAY = 8
@@ -150,6 +151,11 @@ class StageRelay:
         self._sums: Tensor | None = None
         """[2] int64, sums of the bits of what was sent and of what was received since `take_sums`."""
         # written by: _witness, take_sums
+
+    @property
+    def needs(self) -> HeadNeeds:
+        """Nothing: no head drafts behind stages on devices."""
+        return NO_HEAD
 
     @property
     def is_last(self) -> bool:

@@ -180,8 +180,8 @@ def add_model_options(page: Page) -> None:
         metavar="N",
         help="stages of layers that are computed one after the other (default: 1)",
         more="Each has --tensor-parallel-size processes of its own, and computes other requests at the same time. "
-        "For models that do not fit one memory node or device; with --nnodes, stages may be on different hosts. Drafts "
-        "may be ngram or draft, on CUDA off; not with a decision log.",
+        "For models that do not fit one memory node or device; with --nnodes, stages may be on different hosts. Not "
+        "with drafts on CUDA, or a decision log.",
     )
     model.add(
         "--expert-parallel",

@@ -295,11 +295,11 @@ def divide_rows(
 @instruction(one_part)
 @inlined
 def witness(x_at: Any, size: Any, out_at: Any, num_rows: NumRows) -> None:
-    """Write the sum of the bits of `x` `[T, size]`, read as int32, to `out` `[1] int64`."""
-    bits, total = integers(x_at, 0), np.int64(0)
+    """Add the sum of the bits of `x` `[T, size]`, read as int32, to `out` `[1] int64`."""
+    bits, out, total = integers(x_at, 0), longs(out_at, 1), np.int64(0)
     for i in range(_U(num_rows * size)):
         total += np.int64(bits[i])
-    longs(out_at, 1)[0] = total
+    out[0] += total
 
 
 EXCHANGE = Unit("exchange", sum_ranks, gather_ranks, witness)

@@ -15,6 +15,7 @@ from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
 from pagewood.engine.model_folder.folder import FoundDrafter
 from pagewood.engine.model_folder.load import check_draft, load_head
 from pagewood.engine.model_folder.model_digest import ModelDigest
+from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
 from pagewood.engine.runner.cpu.compiled.instruction import Unit
@@ -47,29 +48,16 @@ class JointMemory:
     tags: PageMemory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedDrafter:
-    """What drafts for a target, with its weights."""
+@dataclass(frozen=True, slots=True)
+class DrafterMemory:
+    """The memory that a drafter has beside that of its target, which other processes know without its weights."""
 
-    model: Decoder[Buffer] | Head[Buffer]
-    target: Decoder[Buffer]
-    variants: frozenset[tuple[WeightKind, ProductLevel]]
-    """Kernels that its weights need, see `CPUOps.variants`."""
-    units: Collection[Unit]
-    """Further ones, see `CPUOps.units`."""
-    root: int
-    """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
-
-    @property
-    def head_dims(self) -> tuple[int, ...]:
-        """Elements of a head, each size once."""
-        config = self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
-        return config.head_dims
+    config: ModelConfig
+    """The draft model, or the layers of the head."""
 
     def memory_layout(self, target: AnyLayout) -> AnyLayout:
         """Return the layout of its keys and values, or latents, beside the memory of the target."""
-        config = self.model.config if isinstance(self.model, Decoder) else self.model.config.layer
-        return config.memory_layout(page_size=target.page_size, dtype=target.dtype, order="HND")
+        return self.config.memory_layout(page_size=target.page_size, dtype=target.dtype, order="HND")
 
     def layout(self, target: AnyLayout) -> JointLayout:
         """Return the layout of pages that hold the target's KV in `target`, the drafter's, and its tags."""
@@ -110,13 +98,32 @@ class LoadedDrafter:
             tags=tags,
         )
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedDrafter:
+    """What drafts for a target, with its weights."""
+
+    model: Decoder[Buffer] | Head[Buffer]
+    target: Decoder[Buffer]
+    variants: frozenset[tuple[WeightKind, ProductLevel]]
+    """Kernels that its weights need, see `CPUOps.variants`."""
+    units: Collection[Unit]
+    """Further ones, see `CPUOps.units`."""
+    root: int
+    """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
+
+    @property
+    def memory(self) -> DrafterMemory:
+        """What it has beside the memory of the target."""
+        return DrafterMemory(self.model.config if isinstance(self.model, Decoder) else self.model.config.layer)
+
     def maker(
         self, memory: JointMemory, *, max_tokens: int, uses_rejection: bool = False
     ) -> Callable[[RowTables], ProgramDrafter]:
         """Return the argument `make_drafter` of `CPURunner`.
 
         Args:
-            memory: from `allocate`.
+            memory: from `DrafterMemory.allocate`.
             max_tokens: most drafts of a row in a step.
             uses_rejection: whether drafts are verified by rejection sampling.
         """

@@ -73,7 +73,8 @@ class StepWatch(Protocol):
 
     @property
     def states(self) -> NDArray[np.int64]:
-        """[1], where the program writes the sum of the bits of the last hidden states; [3] in a stage."""
+        """[1], to which the program adds the sum of the bits of the last hidden states, 0 before each step; [3] in a
+        stage."""
         ...
 
     def note(self, result: StepResult | None, tables: tuple[Int32, ...]) -> None:

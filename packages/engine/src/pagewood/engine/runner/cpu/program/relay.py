@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pagewood.engine.models.stage import NO_HEAD, HeadNeeds
 from pagewood.engine.runner.cpu.compiled import exchange, hand_over
 from pagewood.engine.runner.cpu.program.tape import Buffer
 
@@ -25,7 +26,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChannelRelay:
-    """`models.stage.Relay` between processes. What went last in a step is witnessed on both sides."""
+    """`models.stage.Relay` between processes. All that goes in a step is witnessed on both sides."""
 
     incoming: Channel | None
     """From the stage before; None: this is the first one."""
@@ -34,7 +35,9 @@ class ChannelRelay:
     ended: NDArray[np.int64]
     """[>= 1], the first other than 0 when the group has ended: nothing is waited for any more."""
     states: NDArray[np.int64]
-    """[>= 2], where programs write the sums of the bits of what was sent, and of what was received."""
+    """[>= 2], to which programs add the sums of the bits of what was sent, and of what was received."""
+    needs: HeadNeeds = NO_HEAD
+    """See `models.stage.Relay`."""
 
     def receive(self, tokens: Buffer, size: int) -> Buffer:
         """Write the instruction that waits for the rows of the stage before."""

@@ -70,10 +70,9 @@ class StepWriter:
     division: RequestDivision | None = None
     """Division of rows among ranks by request; None: this rank has all rows. Not with a drafter."""
     witness: Int64 | None = None
-    """[1], where programs write the sum of the bits of the last hidden states; None: they do not."""
+    """[1], to which programs add the sum of the bits of the last hidden states; None: they do not."""
     token_witness: Int64 | None = None
-    """[1], where programs with a drafter write the sum of their tokens, because other stages draft too; None: they do
-    not."""
+    """[1], to which programs add the sum of their tokens, because other stages have drafts too; None: they do not."""
 
     def write(self, sizes: Sequence[int], *, drafter: ProgramDrafter | None = None) -> StepProgram:
         """Write a program.
@@ -98,12 +97,12 @@ class StepWriter:
         held = None
         if drafter is not None:
             held = drafter.record_drafts(tape, one)
-            if self.token_witness is not None:
-                tape.write(exchange.witness, one.tokens.rows, x=one.tokens, size=1, out=self.token_witness)
         mark(1)
         first = tape.num_lines
+        if self.token_witness is not None:
+            tape.write(exchange.witness, one.tokens.rows, x=one.tokens, size=1, out=self.token_witness)
         if not self.model.stage.is_last:
-            return self._written_for_stage(tape, one, sizes, drafter)
+            return self._written_for_stage(tape, one, sizes, drafter, first)
         if drafter is not None:
             states = drafter.record_target(tape, one, self.attention)
         else:
@@ -143,10 +142,9 @@ class StepWriter:
         )
 
     def _written_for_stage(
-        self, tape: Tape, one: Pass, sizes: Sequence[int], drafter: ProgramDrafter | None
+        self, tape: Tape, one: Pass, sizes: Sequence[int], drafter: ProgramDrafter | None, first: int
     ) -> StepProgram:
         """Return the program of a stage that sends hidden states, of drafts too; it yields nothing."""
-        first = tape.num_lines
         self.model.states(one.tokens, one.rotated(), self.attention, one.kept)
         lines = slice(first, tape.num_lines)
         program = tape.program(self.kernel, _capacity(tape, sizes), inputs=(one.tokens,), outputs=())

@@ -124,6 +124,8 @@ def load_cpu_model(
     digest.begin()
     started = time.monotonic()
     part = _part_of(folder, shard, stage, change)
+    if relay is not None and stage is not None and stage.is_last and relay.needs.embeds:
+        part += " and the embedding"
     path = _kept_file(digest, form, part)
     if path is not None:
         try:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, ClassVar
 
 import numba
@@ -110,7 +111,7 @@ class _Cache(FunctionCache):
 class Kernel:
     """A function that is compiled for one signature. Invariant: it is never compiled for another."""
 
-    __slots__ = ("_cache", "_dispatcher", "_is_compiled", "_signature", "_variant", "name")
+    __slots__ = ("_cache", "_dispatcher", "_is_compiled", "_lock", "_signature", "_variant", "name")
 
     def __init__(self, function: Callable[..., Any], signature: str, *, variant: int, is_long: bool) -> None:
         self.name = function.__name__
@@ -118,11 +119,16 @@ class Kernel:
         self._signature = signature
         decorate = numba.njit(nogil=is_long, fastmath=set(REASSOCIATE), error_model="numpy")
         self._dispatcher: Any = decorate(function)
-        self._cache: _Cache | None = None  # written by: compile
-        self._is_compiled = False  # written by: compile
+        self._cache: _Cache | None = None  # written by: _compile
+        self._is_compiled = False  # written by: _compile
+        self._lock = Lock()
 
     def compile(self) -> None:
         """Load the compiled code from disk, or compile it and store it there; a second call does nothing."""
+        with self._lock:  # ranks may be threads
+            self._compile()
+
+    def _compile(self) -> None:
         if self._is_compiled:
             return
         with suppress(RuntimeError):  # NUMBA_CACHE_LOCATOR_CLASSES names places that cannot be used
