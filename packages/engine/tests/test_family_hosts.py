@@ -126,6 +126,7 @@ def test_spans_of_other_hosts_are_moved_to_the_clock_of_rank_0(monkeypatch: pyte
         ("llama", {"weights": "int8"}),
         ("llama", {"kv_cache_dtype": "int8", "chunked_prefill_size": 7}),
         ("llama", {"num_stages": 2, "speculative": "ngram", "speculative_control": "fixed"}),
+        ("llama", {"num_stages": 2, "speculative": "suffix", "speculative_control": "fixed"}),
         ("llama", {"num_stages": 2, "kv_cache_dtype": "int8", "chunked_prefill_size": 7}),
     ],
 )

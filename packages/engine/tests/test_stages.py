@@ -107,6 +107,24 @@ def test_a_lost_rank_of_the_second_stage_ends_the_group_with_a_typed_error(stage
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("speculative", ["suffix", "eagle"])
+def test_a_lost_last_stage_ends_the_group_with_its_drafts(speculative: str) -> None:
+    with in_stages(speculative=speculative, speculative_control="fixed") as llm:
+        llm.generate(PROMPTS, mixed_sampling(len(PROMPTS), 60))
+        counts = llm.counters().speculation
+        assert counts is not None
+        assert counts.num_accepted > 20
+        (pid,) = group_of(llm).pids()
+        timer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
+        timer.start()
+        with pytest.raises(RunnerLostError, match=r"rank 1 \(stage 1\) has ended with code -9"):
+            generate_for(llm, WAIT_S)
+        with pytest.raises(EngineFailedError, match="rank 1"):
+            llm.generate(PROMPTS)
+    assert not is_alive(pid)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_any_lost_rank_of_stages_of_ranks_ends_the_group(rank: int, number: signal.Signals) -> None:
@@ -159,6 +177,31 @@ def test_a_rank_that_is_lost_while_idle_is_noticed() -> None:
             },
             id="draft, host cache",
         ),
+        pytest.param({"speculative": "suffix"}, id="suffix"),
+        pytest.param({"speculative": "suffix", "speculative_control": "fixed", "overlap": True}, id="always suffix"),
+        pytest.param({"speculative": "eagle"}, id="eagle"),
+        pytest.param(
+            {
+                "speculative": "auto",
+                "speculative_control": "fixed",
+                "weights": "int8",
+                "tensor_parallel_size": 2,
+                "num_threads": 4,
+            },
+            id="eagle, two ranks each, int8",
+        ),
+        pytest.param(
+            {
+                "speculative": "eagle",
+                "speculative_control": "fixed",
+                "max_total_tokens": 256,
+                "host_cache_gb": 0.01,
+                "max_length": 120,
+                "pipeline_parallel_size": 4,
+                "num_threads": 4,
+            },
+            id="eagle, host cache, four stages",
+        ),
         pytest.param({"weights": "int8"}, id="int8"),
         pytest.param({"kv_cache_dtype": "int8", "chunked_prefill_size": 7}, id="int8 KV, chunks"),
         pytest.param({"max_total_tokens": 256, "host_cache_gb": 0.01, "max_length": 120}, id="host cache"),
@@ -180,7 +223,7 @@ def test_everything_else_works_with_stages(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("speculative", ["ngram", "draft"])
+@pytest.mark.parametrize("speculative", ["ngram", "suffix", "draft", "eagle"])
 def test_drafts_of_grammars_are_verified_by_the_last_stage(speculative: str) -> None:
     sampling = SamplingParams(max_tokens=40, temperature=0.0, grammar=Grammar(kind="regex", text="[ab ]{60}"))
     found: list[list[Any]] = []
@@ -230,9 +273,11 @@ def test_pages_of_all_stages_come_back_from_host_and_disk(tmp_path: Path) -> Non
             "num_threads must be at least tensor_parallel_size 2 times pipeline_parallel_size 2, got 3",
         ),
         ({"model_impl": "transformers"}, "model_impl must be auto or native with pipeline_parallel_size 2, got"),
-        ({"speculative": "eagle"}, "speculative must be off, ngram or draft with pipeline_parallel_size 2, got 'eag"),
-        ({"speculative": "suffix"}, "speculative must be off, ngram or draft with pipeline_parallel_size 2, got 'suf"),
-        ({"speculative": "auto"}, "speculative must be off, ngram or draft with pipeline_parallel_size 2, got 'auto'"),
+        ({"device": "cuda", "speculative": "suffix"}, "speculative must be off on CUDA with pipeline_parallel_size 2"),
+        (
+            {"speculative": "eagle", "speculative_verify": "rejection"},
+            "speculative_verify must be exact with speculative eagle with pipeline_parallel_size 2, got 'rejection'",
+        ),
         ({"num_continuous_decode_steps": 2}, "num_continuous_decode_steps must be 1 with pipeline_parallel_size 2"),
         ({"expert_load": "ranks"}, "expert_load must be off with pipeline_parallel_size 2, got 'ranks'"),
         (

@@ -152,7 +152,7 @@ class Report:
     num_cached_tokens: int
     num_aborted: int
     drafter: DraftCounts
-    """Of a draft model or a head."""
+    """Of a draft model or a head, if the engine has no other ranks."""
     cached: dict[str, int]
     """Tokens of each request that came from the cache."""
 
@@ -283,7 +283,7 @@ def run(
         num_preempted=counters.num_preempted,
         num_cached_tokens=sum(delta.num_cached_tokens for delta in ends.values()),
         num_aborted=sum(delta.finish is FinishReason.ABORT for delta in ends.values()),
-        drafter=getattr(runner_of(engine)._drafter, "counts", DraftCounts()),
+        drafter=getattr(getattr(runner_of(engine), "_drafter", None), "counts", DraftCounts()),
         cached={name: delta.num_cached_tokens for name, delta in ends.items()},
     )
 

@@ -66,7 +66,7 @@ def folders() -> tuple[Path, Path]:
         **layer("midlayer", 2 * SIZE),
     }
     save_file(own, head / "model.safetensors")
-    values = {"num_hidden_layers": 1, "draft_vocab_size": DRAFT_VOCAB, "eagle_aux_hidden_state_layer_ids": [0, 2, 3]}
+    values = {"num_hidden_layers": 1, "draft_vocab_size": DRAFT_VOCAB, "eagle_aux_hidden_state_layer_ids": [0, 1, 3]}
     (head / "config.json").write_text(json.dumps({**config, **values, "architectures": ["LlamaForCausalLMEagle3"]}))
     return target, head
 
