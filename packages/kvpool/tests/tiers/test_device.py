@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.kvpool.tiers import ArrayPages, HostTier
-from pagewood.kvpool.tiers.pages.device import copy_rows
+from pagewood.kvpool.tiers.pages.device import ChainedPages, copy_rows
 
 
 @given(
@@ -51,6 +51,23 @@ def test_pages_are_copied_out_and_back_layer_by_layer() -> None:
     reports: list[int] = []
     device.write([3, 5], host.memory, [2, 0], arrived)
     assert reports == [1, 2]
+
+
+def test_memories_one_behind_the_other_are_one() -> None:
+    rng = np.random.default_rng(0)
+    whole = [rng.integers(0, 256, (12, n), np.uint8) for n in (8, 16)]
+    before = [layer.copy() for layer in whole]
+    device = ChainedPages([ArrayPages([[layer[a : a + 4]] for layer in whole]) for a in (0, 4, 8)], num_pages=4)
+    assert device.page_bytes == 24
+    host = HostTier(page_bytes=24, num_pages=4)
+    device.read([9, 1, 8], host.memory, [2, 0, 1])
+    assert host.row(2).tobytes() == before[0][9].tobytes() + before[1][9].tobytes()
+    reports: list[int] = []
+    device.write([3, 7, 2], host.memory, [2, 0, 1], reports.append)
+    assert [num for num in reports if num] == [1, 2]
+    for layer, were in zip(whole, before, strict=True):
+        were[[3, 7, 2]] = were[[9, 1, 8]]
+        assert np.array_equal(layer, were)
 
 
 def test_arrays_of_another_kind_are_errors() -> None:

@@ -15,6 +15,7 @@ from pagewood.kvpool.tiers import (
     DiskTier,
     Hits,
     HostTier,
+    KeyChain,
     Lanes,
     PageStore,
     PrefetchMode,
@@ -22,6 +23,7 @@ from pagewood.kvpool.tiers import (
     Recall,
     SharedFolder,
     TieredIndex,
+    TierLog,
     WritePolicy,
     thread_lanes,
 )
@@ -580,3 +582,29 @@ def test_a_store_without_room_for_the_question_counts_as_empty(tmp_path: Path) -
     first, second = engine.index.probe(TOKENS), engine.index.probe(TOKENS)
     assert engine.index.num_found(first) is None
     assert engine.index.num_found(second) == 0
+
+
+def test_stores_are_closed_with_the_last_of_the_indices_beside_each_other(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path / "pages", **SIZES)
+    engine = Engine(disk=disk)
+    first, second = engine.index, engine.index.beside(PlainCache(PAGE))
+    engine.compute(TOKENS)
+    first.close()
+    assert disk.num_held == 0
+    engine.index = second
+    engine.compute(TOKENS + 1)
+    second.close()  # the pages of both are stored
+    with_both = DiskTier(tmp_path / "pages", **SIZES)
+    assert with_both.num_held == 8
+    with_both.close()
+
+
+def test_a_log_follows_one_cache_only() -> None:
+    log = TierLog(KeyChain(PAGE, fingerprint=b""), page_size=PAGE)
+    alone, index = Engine().index, Engine().index
+    index.beside(PlainCache(PAGE))
+    with pytest.raises(ValueError, match="log must follow an index without others beside it, got 2 indices"):
+        index.follow_tiers(log)
+    alone.follow_tiers(log)
+    with pytest.raises(ValueError, match="an index whose tiers are followed by a log must have no other beside it"):
+        alone.beside(PlainCache(PAGE))

@@ -1,7 +1,7 @@
 """Random traffic over all tiers, with faults, compared with the contents that every page must have."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -61,6 +61,53 @@ class Running:
     private: list[int]
 
 
+class Beside:
+    """Indices beside each other as one: a request uses any of them, and the pages of all are in one pool."""
+
+    def __init__(self, indices: Sequence[TieredIndex], rng: random.Random) -> None:
+        self.counters = indices[0].counters
+        self._all = indices
+        self._rng = rng
+        self._owners: dict[int, tuple[object, TieredIndex]] = {}
+        """By id of a node or a recall, which is kept, so that no other gets its id."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a number of pages, or a function that calls an index: the owner of its first argument, if any."""
+        if name.startswith("num_"):
+            return sum(getattr(index, name) for index in self._all)
+
+        def call(*arguments: Any, after: Any = None, **options: Any) -> Any:
+            first = after or (arguments[0] if arguments else None)
+            _, index = self._owners.get(id(first), (None, self._rng.choice(self._all)))
+            found = getattr(index, name)(*arguments, **({} if after is None else {"after": after}), **options)
+            for one in (found, getattr(found, "node", None)):
+                if one is not None:
+                    self._owners[id(one)] = one, index
+            return found
+
+        return call
+
+    def evict(self, num_pages: int) -> Int32:
+        evicted = np.empty(0, np.int32)
+        for index in self._rng.sample(self._all, len(self._all)):
+            evicted = np.append(evicted, index.evict(num_pages - len(evicted)))
+        return evicted
+
+    def clear(self) -> Int32:
+        return np.concatenate([index.clear() for index in self._all])
+
+    def check(self) -> None:
+        for index in self._all:
+            index.check()
+
+    def locate(self, *prefix: Any) -> Any:
+        return max((index.locate(*prefix) for index in self._all), key=lambda hits: hits.num_tokens)
+
+    def close(self) -> None:
+        for index in self._all:
+            index.close()
+
+
 class FollowedDisk(FaultyStore):
     """A disk that fails on request, and reports what it gains and loses."""
 
@@ -104,9 +151,13 @@ class Traffic:
         make_cache: Makes the cache of the device's pages.
         has_faults: If True, copies fail, files are corrupted, stores are small, and the process restarts. If False, all
             tiers have room for everything.
+        num_indices: Beside each other.
     """
 
-    def __init__(self, seed: int, folder: Path, make_cache: Callable[[int], Any], *, has_faults: bool) -> None:
+    def __init__(
+        self, seed: int, folder: Path, make_cache: Callable[[int], Any], *, has_faults: bool, num_indices: int = 1
+    ) -> None:
+        self.num_indices = num_indices
         self.rng = rng = random.Random(seed)
         self.folder, self.make_cache, self.has_faults = folder, make_cache, has_faults
         self.now_s = 0.0
@@ -132,7 +183,7 @@ class Traffic:
         if self.below in ("remote", "both"):
             self.remote = FaultyStore(SharedFolder(self.folder / "s", page_bytes=PAGE_BYTES, num_bytes=num_bytes * 9))
         self.host = HostTier(page_bytes=PAGE_BYTES, num_pages=self.num_host_pages)
-        self.index = TieredIndex(
+        self.index: Any = TieredIndex(
             self.make_cache(PAGE),
             device=self.device,
             host=self.host,
@@ -145,7 +196,11 @@ class Traffic:
             clock=lambda: self.now_s,
         )
         self.reader = Reader(TierLog(NAMES, page_size=PAGE))
-        self.index.follow_tiers(self.reader.log)
+        if self.num_indices == 1:
+            self.index.follow_tiers(self.reader.log)
+        else:
+            others = [self.index.beside(self.make_cache(PAGE)) for _ in range(1, self.num_indices)]
+            self.index = Beside([self.index, *others], self.rng)
         self.running: list[Running] = []
         self.recalls: list[Recall] = []
 
@@ -160,7 +215,7 @@ class Traffic:
                 self.rng.choice(faults)()
             self.check_owners()
             self.check_contents()
-            if self.rng.random() < 0.4:
+            if self.rng.random() < 0.4 and self.num_indices == 1:
                 self.check_reports()
             if not self.has_faults:
                 self.check_nothing_is_lost()
@@ -371,6 +426,13 @@ class Traffic:
 )
 def test_under_faults_no_page_is_lost_or_wrong_or_owned_twice(seed: int, make_cache: Any, tmp_path: Path) -> None:
     Traffic(seed, tmp_path, make_cache, has_faults=True).walk(400)
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[] if seed < 8 else [pytest.mark.slow]) for seed in range(60)]
+)
+def test_indices_beside_each_other(seed: int, tmp_path: Path) -> None:
+    Traffic(seed, tmp_path, PlainCache, has_faults=seed % 4 > 0, num_indices=2 + seed % 3).walk(400)
 
 
 @pytest.mark.parametrize("seed", range(12))

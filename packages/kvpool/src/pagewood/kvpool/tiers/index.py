@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,8 +85,8 @@ class TieredIndex:
     """
 
     __slots__ = (
-        "_cache", "_chain", "_demotion", "_disk", "_host", "_lanes", "_log", "_page_size", "_recalls", "_stores",
-        "counters",
+        "_cache", "_chain", "_demotion", "_disk", "_host", "_lanes", "_log", "_make_recalls", "_open", "_page_size",
+        "_recalls", "_stores", "counters",
     )  # fmt: skip
 
     def __init__(
@@ -129,7 +131,6 @@ class TieredIndex:
                 f"host must have the device's page size, {device.page_bytes} bytes, got {host.page_bytes} bytes"
             )
         check_at_least_one(min_uses=min_uses)
-        self._cache = cache
         self._chain = KeyChain(page_size, fingerprint=fingerprint)
         self._page_size = page_size
         self._host = host
@@ -150,8 +151,8 @@ class TieredIndex:
             counters=self.counters,
             holder=holder,
         )
-        self._recalls = Recalls(
-            cache=cache,
+        self._make_recalls = partial(
+            Recalls,
             device=device,
             host=host,
             disk=disk,
@@ -164,6 +165,29 @@ class TieredIndex:
             clock=clock,
             holder=holder,
         )
+        # The indices that share what is below the device, and have not been closed.
+        self._open: list[TieredIndex] = []  # written by: _begin, close
+        self._begin(cache)
+
+    def _begin(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._recalls = self._make_recalls(cache=cache)
+        self._open.append(self)
+
+    def beside(self, cache: PrefixCache) -> TieredIndex:
+        """Return an index over another empty cache, which shares the device, the host, the stores and the counters.
+
+        The caches own different pages of the device: those of the ranks of a model, for instance. Each index brings
+        back what any of them has copied down. One thread uses all of them.
+
+        Raises:
+            ValueError: `follow_tiers` was called, because a log does not know of several caches.
+        """
+        if self._log is not None:
+            raise ValueError("an index whose tiers are followed by a log must have no other beside it")
+        index = copy(self)
+        index._begin(cache)
+        return index
 
     @property
     def page_size(self) -> int:
@@ -278,8 +302,10 @@ class TieredIndex:
         not, because other processes use it too.
 
         Raises:
-            ValueError: The device's cache holds pages and has no `runs`.
+            ValueError: The device's cache holds pages and has no `runs`, or there is an index `beside` this one.
         """
+        if len(self._open) > 1:
+            raise ValueError(f"log must follow an index without others beside it, got {len(self._open)} indices")
         disk: Any = self._disk
         log.follow(host=self._host, disk=disk if hasattr(disk, "track") else None)
         for run in self.runs() if self._cache.num_pages else ():
@@ -498,11 +524,17 @@ class TieredIndex:
     def close(self, *, keep_stores: bool = False) -> None:
         """Cancel all recalls, flush if there is a store, end the lanes, and close the stores.
 
+        As long as an index `beside` this one is open, only recalls are cancelled.
+
         Args:
             keep_stores: If True, do not close the stores, so that another index can replace this one with the same host
                 and stores. Use this if the device's pages can no longer be trusted: nothing more is copied from them.
         """
         self._recalls.cancel_all()
+        if self in self._open:
+            self._open.remove(self)
+        if self._open:
+            return
         stores = [store for store in self._stores if store is not None]
         if keep_stores:
             self._demotion.abandon()
@@ -522,7 +554,7 @@ class TieredIndex:
         """
         if hasattr(self._cache, "check"):
             self._call("check")
-        num_filling = self._demotion.num_slots + self._recalls.num_slots
+        num_filling = self._demotion.num_slots + sum(index._recalls.num_slots for index in self._open)
         assert self._host.num_taken == num_filling, f"{self._host.num_taken} slots are taken, {num_filling} are in use"
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:

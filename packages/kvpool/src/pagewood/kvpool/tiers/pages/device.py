@@ -133,6 +133,51 @@ class ArrayPages:
             arrived(layer + 1)
 
 
+class ChainedPages:
+    """Several memories of one layout, one behind the other, as one.
+
+    Invariant: page `p` is page `p % num_pages` of memory `p // num_pages`.
+
+    Attributes:
+        page_bytes: Size of one page over all layers, in bytes.
+    """
+
+    __slots__ = ("_memories", "_num_pages", "page_bytes")
+
+    def __init__(self, memories: Sequence[DevicePages], *, num_pages: int) -> None:
+        """Use existing memories.
+
+        Args:
+            memories: At least one, with images of the same format.
+            num_pages: Pages of each.
+        """
+        self._memories = tuple(memories)
+        self._num_pages = num_pages
+        self.page_bytes = memories[0].page_bytes  # written by: __init__
+
+    def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
+        """Copy pages out: all layers of page `pages[i]` to `memory[slots[i]]`."""
+        for number, own, of_own in self._divided(pages, slots):
+            self._memories[number].read(own, memory, of_own)
+
+    def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
+        """Copy pages in; layers count as arrived when those of the last memory have."""
+        *firsts, (number, own, of_own) = self._divided(pages, slots)
+        for other, others, of_others in firsts:
+            self._memories[other].write(others, memory, of_others, lambda _: arrived(0))
+        self._memories[number].write(own, memory, of_own, arrived)
+
+    def _divided(self, pages: Sequence[int], slots: Sequence[int]) -> list[tuple[int, list[int], list[int]]]:
+        """Return the number of each memory that has some of the pages, its pages, and their slots."""
+        found: dict[int, tuple[list[int], list[int]]] = {}
+        for page, slot in zip(pages, slots, strict=True):
+            number, own = divmod(page, self._num_pages)
+            of_memory = found.setdefault(number, ([], []))
+            of_memory[0].append(own)
+            of_memory[1].append(slot)
+        return [(number, *of_memory) for number, of_memory in found.items()]
+
+
 def copy_rows(
     source: Bytes, source_rows: np.ndarray[tuple[int], np.dtype[np.intp]],
     target: Bytes, target_rows: np.ndarray[tuple[int], np.dtype[np.intp]],
