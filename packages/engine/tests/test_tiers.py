@@ -17,6 +17,7 @@ from pagewood.engine.api import Submit
 from pagewood.engine.assembly.lower_caches import TieredCaches
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine, Pending
+from pagewood.engine.core.memory.divided_kv import DividedKV, PageRange
 from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
@@ -206,6 +207,38 @@ def test_healing_keeps_the_pages_of_lower_tiers(has_disk: bool, tmp_path: Path) 
     assert kv.admit(again, max_tokens=100, num_reserved=0) == 12 - 8
     assert kv.violation([again]) is None
     kv.release(again)
+    kv.close()
+
+
+def test_healing_keeps_the_pages_of_lower_tiers_for_all_ranks() -> None:
+    layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4)
+    memory, other = (KVStorage(layout, 16).memory for _ in range(2))
+    config = EngineConfig(host_cache_gb=0.001)
+    caches = TieredCaches(config, memory=memory, page_size=4, fingerprint=b"", by_request=[other])
+    ranks, rows = [PageRange(PageAllocator(16), first=first) for first in (0, 16)], [0, 1]
+    kv = DividedKV(
+        [KVSpace(make_cache=caches.make, allocator=one, page_size=4, num_rows=2, free_rows=rows) for one in ranks]
+    )
+    memory.blocks(0)[0].numpy()[:] = np.arange(16)[:, None]
+    first = make_request(list(range(12)))
+    kv.place(first).admit(first, max_tokens=100, num_reserved=0)
+    first.num_computed = 12
+    kv.release(first)
+    kv.poll()
+    kv.heal()
+    assert (kv.num_free, kv.num_cached, kv.violation(())) == (32, 0, None)
+    filler, again = make_request([7] * 60, arrival=1), make_request(list(range(12)), arrival=2)
+    assert kv.place(filler).admit(filler, max_tokens=60, num_reserved=0) == 60
+    queue = make_queue(kv)
+    queue.add(again)
+    assert kv.place(again) is kv.spaces[1]
+    while queue.recall(again, num_reserved=0):
+        assert kv.violation([filler], is_recalling=True) is None
+    assert kv.spaces[1].admit(again, max_tokens=100, num_reserved=0) == 12 - 8
+    assert kv.violation([filler, again]) is None
+    assert (other.blocks(0)[0].numpy()[again.pages[:2] - 16] == first.pages[:2, None]).all()
+    kv.release(again)
+    kv.release(filler)
     kv.close()
 
 

@@ -12,7 +12,7 @@ from pagewood.engine.api import Command, Delta, EngineConfig, FinishReason, Samp
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, StepHandle
 from pagewood.engine.core.masks.constrain import Compiler
-from pagewood.engine.core.memory.divided_kv import AnyKV
+from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV
 from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
@@ -37,6 +37,7 @@ class EchoBench:
         self,
         *,
         num_pages: int = 32,
+        num_pools: int = 1,
         max_running: int = 2,
         max_length: int = MAX_LENGTH,
         compiler: Compiler | None = None,
@@ -56,6 +57,7 @@ class EchoBench:
             runner = EchoRunner(
                 num_rows=config.num_rows, max_length=max_length, num_pages=num_pages, page_size=PAGE,
                 vocab_size=VOCAB, held_pages=kv.held_pages, memory=memory, requests=lambda: self.state.holders,
+                num_pools=num_pools,
             )  # fmt: skip
             return runner if step_s is None else _TimedRunner(self, runner, step_s)
 
@@ -63,7 +65,7 @@ class EchoBench:
             config,
             info=EngineInfo(
                 model_name="echo", max_length=max_length, vocab_size=VOCAB, eos_token_ids=(), num_pages=num_pages,
-                page_size=PAGE,
+                page_size=PAGE, num_pools=num_pools,
             ),
             make_runner=make_runner,
             make_cache=None if make_caches is None else make_caches(memory),
@@ -75,8 +77,8 @@ class EchoBench:
             clock=clock or (lambda: self.now_s),
         )  # fmt: skip
         kv = self.engine._kv  # pyright: ignore[reportPrivateUsage]
-        assert isinstance(kv, KVSpace)
-        self.kv: KVSpace = kv
+        self.spaces = kv.spaces if isinstance(kv, DividedKV) else (kv,)
+        self.kv: KVSpace = self.spaces[0]
         self.state = self.engine._state  # pyright: ignore[reportPrivateUsage]
         self.pending: Pending | None = None
         self.deltas: dict[str, list[Delta]] = {}

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from pagewood.engine.api import SamplingParams
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.queue.waiting import WaitingQueue
 from pagewood.engine.core.request import Request
@@ -26,7 +27,7 @@ def make_space(*, num_pages: int = 16, page_size: int = 4, num_rows: int = 4) ->
     )
 
 
-def make_queue(kv: KVSpace, *, order: str = "fcfs", is_watching: bool = False, defers: bool = False) -> WaitingQueue:
+def make_queue(kv: AnyKV, *, order: str = "fcfs", is_watching: bool = False, defers: bool = False) -> WaitingQueue:
     """Return an empty queue whose requests are matched in the cache of `kv`."""
     return WaitingQueue(
         order=order_named(order, notified=True),

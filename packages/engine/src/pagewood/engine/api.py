@@ -1253,8 +1253,10 @@ class EngineConfig:
             raise ValueError(
                 f"speculative must be one of {', '.join(known)} with enable_dp_attention, got {self.speculative}"
             )
+        if self.host_cache_gb is not None and (self.device == "cuda" or self.nnodes > 1):  # lower tiers come with it
+            where = "on CUDA" if self.device == "cuda" else f"and nnodes {self.nnodes}"
+            raise ValueError(f"host_cache_gb must be None with enable_dp_attention {where}, got {self.host_cache_gb}")
         values: dict[str, object] = {
-            "host_cache_gb": self.host_cache_gb,  # lower tiers come with it
             "preemption_threshold": self.preemption_threshold,
             "decision_log": self.decision_log,
         }

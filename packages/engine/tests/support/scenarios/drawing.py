@@ -94,9 +94,9 @@ def random_scenario(rng: random.Random, *, overlap: bool, bursts: float = 0.3) -
     )
 
 
-def with_pools(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Return the scenario with pages that two or three ranks divide by request; a request just fits each of them."""
-    config, num_pools = scenario.config, rng.choice((2, 2, 3))
+def with_pools(scenario: Scenario, rng: random.Random, *numbers: int) -> Scenario:
+    """Return the scenario with pages that some ranks divide by request; a request just fits each of them."""
+    config, num_pools = scenario.config, rng.choice(numbers or (2, 2, 3))
     fewest_pages = -(-scenario.max_length // config.page_size)
     return replace(
         scenario,

@@ -48,6 +48,7 @@ from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.ranked_pages import HostPart
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 from pagewood.engine.runner.ranks.ranked_weights import RankedWeights
+from pagewood.kvpool.memory import PageMemory
 from pagewood.schedpolicy import SlotShares
 
 _log = logging.getLogger(__name__)
@@ -220,8 +221,10 @@ def _engine(
         joint_prefill_tokens=config.joint_prefill_tokens or max(_BUSY_TOKENS, info.long_step_tokens),
     )
     assert rank.memory is not None
-    memory, beside = rank.memory, rank.beside
-    if group is not None and group.kv_memory:
+    memory, beside, by_request = rank.memory, rank.beside, list[PageMemory]()
+    if group is not None and config.enable_dp_attention:
+        by_request = rank.memory_by_request(num_pages // num_pools, group.kv_memory)
+    elif group is not None and group.kv_memory:
         memory, beside = rank.joined_memory(num_pages, group.kv_memory, _stages_of_others(place, group.num_here))
     mark = rank.loaded.mark + ("" if place is None else f" in {len(parts.stages)} stages: {_listed(parts.stages)}")
     allocator = None if num_pools > 1 else page_allocator(config.resolved(), info)
@@ -238,7 +241,9 @@ def _engine(
         config,
         info=info,
         make_runner=make_runner,
-        make_cache=tiered_cache(config, parts.digest, memory, mark=mark, frames=frames, part=part),
+        make_cache=tiered_cache(
+            config, parts.digest, memory, mark=mark, frames=frames, part=part, by_request=by_request
+        ),
         allocator=allocator,
         drafting=control,
         compiler=grammar_compiler(config, parts.folder, info),

@@ -310,10 +310,17 @@ class CPURank:
             stages: of these ranks; None: the model has one.
         """
         assert self.memory is not None
-        mades = [self._made(num_pages, descriptor, stage) for descriptor, stage in zip(others, stages, strict=True)]
+        mades = self._made_by(num_pages, others, stages)
         memories = [self.memory, *(made.memory for made in mades)]
         besides = [one for one in (self._beside, *(made.beside for made in mades)) if one is not None]
         return _joined(memories), _joined(besides) if besides else None
+
+    def memory_by_request(self, num_pages: int, others: Sequence[int]) -> list[PageMemory]:
+        """Return the memory of ranks 1 to R - 1, where each has `num_pages` pages for requests of its own."""
+        return [made.memory for made in self._made_by(num_pages, others, [None] * len(others))]
+
+    def _made_by(self, num_pages: int, others: Sequence[int], stages: Sequence[Stage | None]) -> list[_Made]:
+        return [self._made(num_pages, descriptor, stage) for descriptor, stage in zip(others, stages, strict=True)]
 
     def _sizes(self, num_pages: int) -> tuple[int, int]:
         """Return pages beside frames, and frames."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -32,7 +32,7 @@ from pagewood.kvpool.tiers import (
     shared_memory,
 )
 from pagewood.kvpool.tiers.pages.arrays import Bytes
-from pagewood.kvpool.tiers.pages.device import DevicePages
+from pagewood.kvpool.tiers.pages.device import ChainedPages, DevicePages
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,8 @@ class WholePages:
 class TieredCaches:
     """Makes prefix caches over a host cache and, if configured, a disk cache and a cache that engines share.
 
-    Invariant: only the latest cache is in use, and only it uses these tiers.
+    Invariant: only the latest cache is in use, and only it uses these tiers; where pages are divided among ranks by
+    request, the latest one of each rank.
 
     Args:
         config: with a host cache.
@@ -88,13 +89,14 @@ class TieredCaches:
         frames: of pages, if `memory` is that of frames; None: it is that of whole pages.
         whole: the pages of all ranks on devices, of which `memory` is a part; None: it is that of all ranks.
         part: what `memory` is of the pages of several hosts; None: there is one host.
+        by_request: the memory of the other ranks, if `memory` has the pages of the requests of rank 0 only.
 
     Raises:
         ValueError: a budget is less than a page, or more than the memory that can be pinned for a GPU, or the disk
             cannot be used.
     """
 
-    __slots__ = ("_config", "_device", "_frames", "_host", "_last", "_page_size", "_stores")
+    __slots__ = ("_config", "_device", "_frames", "_host", "_last", "_num_caches", "_page_size", "_stores")
 
     def __init__(
         self,
@@ -106,6 +108,7 @@ class TieredCaches:
         frames: Frames | None = None,
         whole: WholePages | None = None,
         part: HostPart | None = None,
+        by_request: Sequence[PageMemory] = (),
     ) -> None:
         assert config.host_cache_gb is not None
         page_bytes, layout = memory.layout.bytes_per_page, repr(memory.layout)
@@ -128,7 +131,8 @@ class TieredCaches:
         self._page_size = page_size
         self._host = HostTier(page_bytes=page_bytes, num_pages=num_host_pages, memory=host_memory)
         self._stores: dict[StoreName, PageStore] = {}
-        self._last: TieredIndex | None = None  # written by: make
+        self._last: list[TieredIndex] = []  # written by: make
+        self._num_caches = 1 + len(by_request)
         _log.info("host cache: %d pages", num_host_pages)
         if config.disk_cache_path is not None and config.disk_cache_gb is not None:
             path = Path(config.disk_cache_path) / f"shard-{rank}.pages"
@@ -144,20 +148,31 @@ class TieredCaches:
             self._stores["remote"] = _opened(make, fingerprint, layout=layout, name=f"the shared cache {place}")
             _log.info("shared cache: %s", place)
         self._device = device_pages(memory) if whole is None else whole.pages
+        if by_request:
+            pages = [self._device, *map(device_pages, by_request)]
+            self._device = ChainedPages(pages, num_pages=memory.num_pages)
         if part is not None and part.group is not None:
-            self._device = pages = RankedPages(self._device, self._host.memory, part.group)
-            self._stores = {name: RankedStore(store, name, pages) for name, store in self._stores.items()}
+            self._device = ranked = RankedPages(self._device, self._host.memory, part.group)
+            self._stores = {name: RankedStore(store, name, ranked) for name, store in self._stores.items()}
 
     def make(self) -> TieredIndex:
-        """Return a cache with an empty device; the previous one, if any, is closed."""
-        if self._last is not None:
-            self._last.close(keep_stores=True)
+        """Return a cache with an empty device; the previous one, if any, is closed.
+
+        Where pages are divided among ranks by request, each has a cache: a call makes that of rank 0, and closes all
+        previous ones, and the following calls make those of the others.
+        """
+        cache = radix_cache(self._config, self._page_size)
+        if 0 < len(self._last) < self._num_caches:
+            self._last.append(self._last[0].beside(cache))
+            return self._last[-1]
+        while self._last:
+            self._last.pop().close(keep_stores=True)
         device, holder, frames = self._device, None, self._frames
         if frames is not None:
             beside = None if frames.beside is None else device_pages(frames.beside)
             device = holder = FramedPages(device, frames.pages, beside=beside)
-        self._last = TieredIndex(
-            radix_cache(self._config, self._page_size),
+        index = TieredIndex(
+            cache,
             device=device,
             host=self._host,
             disk=self._stores.get("disk"),
@@ -166,7 +181,8 @@ class TieredCaches:
             write_policy=WritePolicy(self._config.cache_write_policy),
             holder=holder,
         )
-        return self._last
+        self._last.append(index)
+        return index
 
     def followed(self, talk: Callable[[FromRank], None]) -> FollowedPages:
         """Return the pages of a rank on another host than rank 0's, which says what is copied; see `FollowedPages`."""
@@ -239,18 +255,20 @@ def tiered_cache(
     frames: Frames | None = None,
     whole: WholePages | None = None,
     part: HostPart | None = None,
+    by_request: Sequence[PageMemory] = (),
 ) -> Callable[[], TieredIndex] | None:
     """Return a function that makes prefix caches over host and disk, or None if the configuration has no host cache.
 
     Keys and values in files are reused if the model, what pages consist of, and `mark` are the same; `mark` names their
-    other dependencies. For `frames`, `whole` and `part` see `TieredCaches`.
+    other dependencies. For the other arguments see `TieredCaches`.
     """
     if config.host_cache_gb is None:
         return None
     identity = _identity(config, digest, mark)
     return TieredCaches(
-        config, memory=memory, page_size=config.page_size, fingerprint=identity, frames=frames, whole=whole, part=part
-    ).make
+        config, memory=memory, page_size=config.page_size, fingerprint=identity, frames=frames, whole=whole, part=part,
+        by_request=by_request,
+    ).make  # fmt: skip
 
 
 def followed_pages(

@@ -141,7 +141,7 @@ class Request:
     """When it was first admitted, on the engine's clock, if that is asked for."""  # written by: plan
     kv_rank: int = 0
     """The rank that has its pages, where ranks divide them by request; while it waits, the one chosen last."""
-    # written by: divided_kv
+    # written by: divided_kv, waiting
     row: int = -1
     """Its row in the device tables; -1 if it has none."""  # written by: kv
     pages: Int32 = field(default_factory=lambda: _NO_PAGES)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.memory.adapters import AdapterPool
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.kv import KVSpace, SharedCache, TieredCache
 from pagewood.engine.core.memory.page_groups import PageAllocator
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.request import Request
@@ -59,18 +59,17 @@ class DividedKV:
 
     A request is on one rank from its admission until its memory is released; if it was preempted, it may come back on
     another. Each rank has a space of its own: pages, cached prefixes, and what is evicted, reserved and refused there.
-    Only rows are common to all.
+    Only rows and lower tiers are common to all.
 
     Invariant: the pages of rank r have the ids `[r * num_pages / R, (r + 1) * num_pages / R)`, and all pages of a
     request are of its rank.
 
     Args:
-        spaces: of the ranks, in their order, with equal numbers of pages and the same free rows.
+        spaces: of the ranks, in their order, with equal numbers of pages, the same free rows and the same lower tiers.
     """
 
     __slots__ = ("spaces",)
 
-    tiers = None
     groups = None
 
     def __init__(self, spaces: Sequence[KVSpace]) -> None:
@@ -80,6 +79,11 @@ class DividedKV:
     def adapters(self) -> AdapterPool | None:
         """The slots of adapters, which all spaces share."""
         return self.spaces[0].adapters
+
+    @property
+    def tiers(self) -> TieredCache | None:
+        """The cache of the first rank, if it has lower tiers; those of the others have the same."""
+        return self.spaces[0].tiers
 
     @property
     def page_size(self) -> int:
@@ -141,12 +145,20 @@ class DividedKV:
         """Increases whenever pages are added to or removed from a cache."""
         return sum(space.epoch for space in self.spaces)
 
-    def place(self, request: Request) -> KVSpace:
+    def place(self, request: Request, *, stays: bool = False) -> KVSpace:
         """Choose the rank of a waiting request; return its space, and correct `num_matched`.
 
         It is the rank with its longest cached prefix, among equal ones the one with most pages available. Ranks without
         room for its known tokens come behind those that have it, because it could wait long for a prefix there.
+
+        Args:
+            request: waiting.
+            stays: whether its prefix is being copied to the rank where it was placed last, so that it stays there.
         """
+        if stays:
+            space = self._of(request)
+            request.num_matched = space.peek(request)
+            return space
         matched = [space.peek(request) for space in self.spaces]
 
         def worth(rank: int) -> tuple[bool, int, int]:
@@ -167,22 +179,24 @@ class DividedKV:
         return max(space.peek(request) for space in self.spaces)
 
     @property
-    def shared(self) -> None:
-        """None: there are no lower tiers."""
-        return None
+    def shared(self) -> SharedCache | None:
+        """The cache of the first rank, which knows what all have copied to lower tiers; see `KVSpace.shared`."""
+        return self.spaces[0].shared
 
     @property
     def can_probe(self) -> bool:
-        """True: the cache of a rank is all that there is."""
-        return True
+        """Whether `cached_share` knows of all tiers."""
+        return self.spaces[0].can_probe
 
     def probe(self, request: Request) -> object:
-        """Return what `cached_share` needs."""
-        return self
+        """Ask the rank with its longest cached prefix: lower tiers add most to that."""
+        return max(self.spaces, key=lambda space: space.peek(request)).probe(request)
 
     def cached_share(self, request: Request) -> float | None:
-        """Return the share of the whole pages of a request that the rank with most of it has."""
-        return max(space.cached_share(request) or 0.0 for space in self.spaces)
+        """Return the share of the whole pages of a probed request that a rank can have; None: a tier may answer yet."""
+        shares = [space.cached_share(request) for space in self.spaces]
+        known = [share for share in shares if share is not None]
+        return max(known) if len(known) == len(shares) else None
 
     def num_reusable(self, request: Request) -> int:
         """Return the tokens of a request that may come from the cache, whole pages."""
@@ -237,14 +251,18 @@ class DividedKV:
             space.heal()
 
     def tier_counts(self) -> dict[str, int]:
-        """Return nothing: there are no lower tiers."""
-        return {}
+        """Return the counts of the lower tiers, which are common to all ranks."""
+        return self.spaces[0].tier_counts()
 
     def poll(self) -> None:
-        """Do nothing: there are no lower tiers."""
+        """Let copies between tiers continue, and take back what they no longer need, while no request runs."""
+        for space in self.spaces:
+            space.poll()
 
     def close(self) -> None:
-        """Do nothing: there are no lower tiers."""
+        """Store the KV that must survive the process; no request may hold a row."""
+        for space in self.spaces:
+            space.close()
 
     def held_pages(self) -> Int32:
         """Return the ids of the pages that are not free; reads all pools, for audits."""

@@ -389,7 +389,7 @@ class KVSpace:
         """Requests that can still be given a row."""
         return len(self._free_rows)
 
-    def place(self, request: Request) -> KVSpace:
+    def place(self, request: Request, *, stays: bool = False) -> KVSpace:
         """Return where a waiting request gets its memory."""
         return self
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV
-from pagewood.engine.core.memory.kv import PrefixCache
+from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.queue.quota_queue import QuotaQueue
 from pagewood.engine.core.reasons import Notes, Reason
@@ -174,8 +174,11 @@ class _Entry:
     """Keeps `num_matched` up to date; None: it is looked up when the request is examined."""  # written by: waiting
     matched_epoch: int = -1
     """The `KVSpace.epoch` at which `num_matched` was last looked up without a watch."""  # written by: waiting
-    is_looked_up: bool = False
-    """Whether the lower tiers have been searched for its prefix since it was queued."""  # written by: waiting
+    searched: KVSpace | None = None
+    """For which space the lower tiers have been searched for its prefix, since it was queued; its recall is there."""
+    # written by: waiting
+    is_coming: bool = False
+    """Whether copies of its prefix are awaited."""  # written by: waiting
     num_found: int = -1
     """Most tokens that were cached when the lower tiers had been searched, if it waits for pages of another engine."""
     # written by: waiting
@@ -290,6 +293,10 @@ class WaitingQueue:
         """Return whether the prefix of a waiting request is being copied back from a lower tier."""
         entry = self._entries.get(request.arrival)
         return entry is not None and entry.recall is not None
+
+    def stays(self, request: Request) -> bool:
+        """Return whether a waiting request must stay where it was placed, because copies of its prefix go there."""
+        return self._entries[request.arrival].is_coming
 
     def add(self, request: Request) -> None:
         """Queue a request: a new one, or one that was preempted or paused alone."""
@@ -430,6 +437,9 @@ class WaitingQueue:
             return False
         self._top_parked = max(self._top_parked, request.priority)
         self._parked.append(request)
+        leader = self._deferral.leader_of(request)
+        if leader is not None and not self.stays(request):
+            request.kv_rank = leader.kv_rank  # where the prompt will be cached that it waits for
         return True
 
     def parked_on(self, request: Request) -> Request | None:
@@ -439,35 +449,41 @@ class WaitingQueue:
     def recall(self, request: Request, *, num_reserved: int, now_s: float = 0.0) -> bool:
         """Copy the request's prefix back from lower tiers; return whether to admit it later, when the copy is done.
 
-        The pages to copy to are taken under the condition under which `KVSpace.admit` accepts the request, so it finds
-        them when it is admitted.
+        It is copied to where the request was placed. The pages are taken under the condition under which
+        `KVSpace.admit` accepts the request, so it finds them when it is admitted.
 
         Args:
             request: of this pass.
             num_reserved: as for `KVSpace.admit`.
             now_s: time on the engine's clock, for requests that wait for pages of another engine.
         """
-        kv, tiers, entry = self._kv, self._kv.tiers, self._entries[request.arrival]
-        if isinstance(kv, DividedKV) or tiers is None:
-            return False
-        tokens = request.reusable_tokens()
+        entry = self._entries[request.arrival]
+        entry.is_coming = self._kv.tiers is not None and self._recall(request, entry, num_reserved, now_s)
+        return entry.is_coming
+
+    def _recall(self, request: Request, entry: _Entry, num_reserved: int, now_s: float) -> bool:
+        space = self._kv.place(request, stays=True)
+        tiers = space.tiers
+        assert tiers is not None
+        if entry.searched is not space:  # there it has found no memory
+            self._end_recall(request)
         if entry.recall is None:
-            if entry.is_looked_up and (now_s >= entry.gives_up_s or now_s < entry.looks_again_s):
+            if entry.searched is space and (now_s >= entry.gives_up_s or now_s < entry.looks_again_s):
                 return now_s < entry.gives_up_s
-            entry.is_looked_up = True
-            entry.recall = tiers.recall(tokens, request.key, priority=request.priority)
+            entry.searched = space
+            entry.recall = tiers.recall(request.reusable_tokens(), request.key, priority=request.priority)
             if entry.recall is None:
                 return self._awaits(request, entry, now_s)
 
         def take(n: int) -> Int32 | None:
-            num_missing = kv.num_missing(request, kv.peek(request))
-            return kv.take(n, num_available=num_missing + num_reserved)
+            num_missing = space.num_missing(request, space.peek(request))
+            return space.take(n, num_available=num_missing + num_reserved)
 
         self._recalling[request.arrival] = request, self._kv.num_missing(request, request.num_matched)
         is_coming = tiers.advance(entry.recall, take, priority=request.priority)
         if entry.recall.is_over:
             self._end_recall(request)
-            kv.note_recalled()  # the tokens that have arrived can be matched
+            space.note_recalled()  # the tokens that have arrived can be matched
             return self._awaits(request, entry, now_s)
         return is_coming
 
@@ -476,15 +492,12 @@ class WaitingQueue:
 
         They get memory when they are reached, but one before them may wait for the very pages that their copies hold.
         """
-        kv, tiers = self._kv, self._kv.tiers
-        if isinstance(kv, DividedKV) or tiers is None:
-            return
         for arrival in self._recalling:
-            recall = self._entries[arrival].recall
-            if recall is not None and not recall.is_over:
-                tiers.advance(recall, lambda n: None)
+            recall, space = self._entries[arrival].recall, self._entries[arrival].searched
+            if recall is not None and not recall.is_over and space is not None and space.tiers is not None:
+                space.tiers.advance(recall, lambda n: None)
                 if recall.is_over:
-                    kv.note_recalled()
+                    space.note_recalled()
 
     def _awaits(self, request: Request, entry: _Entry, now_s: float) -> bool:
         """Return whether to look again for pages that another engine publishes, after all found ones have come."""
@@ -601,8 +614,8 @@ class WaitingQueue:
 
     def _end_recall(self, request: Request) -> None:
         entry = self._entries[request.arrival]
-        if entry.recall is not None and self._kv.tiers is not None:
-            self._kv.tiers.cancel(entry.recall)
+        if entry.recall is not None and entry.searched is not None and entry.searched.tiers is not None:
+            entry.searched.tiers.cancel(entry.recall)
         self._recalling.pop(request.arrival, None)
         entry.recall = None
 

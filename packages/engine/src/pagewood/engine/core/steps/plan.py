@@ -560,12 +560,13 @@ class Planner:
                 if self._skip_ahead.pass_over(request):
                     continue
                 break
-            space = kv.place(request)
+            space = kv.place(request, stays=waiting.stays(request))
             if space is not last_space:
                 last_space, reserve, num_available = space, None, space.num_available
             if reserve is None:
                 running = kv.beside(request, state.running)
-                reserve = self._open_reserve(running, claims, all_decode=num_decodes == len(state.running))
+                claims_there = [claim for claim in claims if claim[0].kv_rank == request.kv_rank]
+                reserve = self._open_reserve(running, claims_there, all_decode=num_decodes == len(state.running))
             num_matched = waiting.num_usable(request)
             num_wanted = space.num_missing(request, num_matched)
             if is_plain and reserve.exceeds(request, num_available=num_available - num_wanted):
@@ -624,7 +625,7 @@ class Planner:
             has_place = budget.can_admit and kv.num_free_rows > 0
             num_available = space.num_available
         waiting.end_pass(admitted)
-        if is_declined and not admitted:
+        if is_declined and (not admitted or kv.num_free_by_rank):  # others may have been admitted on other ranks
             waiting.end_copies()
         if is_declined and state.held:  # only after the pass, because the order must not change during it
             give_back(state, kv)
