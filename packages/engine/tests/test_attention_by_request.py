@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -22,11 +25,15 @@ from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingPa
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine, RunnerLostError
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.offline.calls import EngineFailedError
 from pagewood.engine.offline.llm import LLM
 from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision
+from pagewood.engine.runner.ranks.pulse import HEARTBEAT_S
 from ranked_engines import generate_for, group_of, is_alive
 from seeded_faults import Edit, seed_fault
 
+WAIT_S = 60
+"""Then a process counts as hung."""
 PROMPTS = ["Hello, my name is", "The capital of France is", "1 2 3 4 5 6", "Once upon a time, there was a king who"]
 RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "enable_dp_attention": True, "num_threads": 2, "max_running": 8}
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, logprobs=0, prompt_logprobs=0, ignore_eos=True)
@@ -232,12 +239,55 @@ def test_everything_else_works(options: dict[str, Any]) -> None:
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_ends_the_group_with_a_typed_error(number: signal.Signals) -> None:
-    with LLM(**RANKS) as llm:
-        (pid,) = group_of(llm).pids()
-        threading.Timer(0.5, os.kill, (pid, number)).start()
-        with pytest.raises(RunnerLostError, match="rank 1"):
-            generate_for(llm, 60)
+def shared_memory() -> list[str]:
+    """Return the memory of groups of ranks that this process has open."""
+    gc.collect()
+    links = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    return [one for one in links if "pagewood-ranks" in one]
+
+
+def lose(llm: LLM, rank: int, number: signal.Signals, *, moment_s: float) -> list[int]:
+    """Send a signal to a rank under load; the group must end within a heartbeat and the time to notice it."""
+    pids = group_of(llm).pids()
+    lost_s: list[float] = []
+
+    def send() -> None:
+        lost_s.append(time.monotonic())
+        os.kill(pids[rank - 1], number)
+
+    threading.Timer(moment_s, send).start()
+    with pytest.raises(RunnerLostError, match=f"rank {rank}"):
+        generate_for(llm, WAIT_S)
+    assert time.monotonic() - lost_s[0] < HEARTBEAT_S + 5
+    with pytest.raises(EngineFailedError, match=f"rank {rank}"):
+        llm.generate(PROMPTS)
+    return pids
+
+
+def test_a_lost_rank_ends_the_group_with_a_typed_error(ranks: LLM) -> None:
+    """The last test of these processes."""
+    (pid,) = lose(ranks, 1, signal.SIGKILL, moment_s=0.5)
     assert not is_alive(pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_any_rank_may_be_lost_at_any_moment(number: signal.Signals, seed: int, tmp_path: Path) -> None:
+    """Of four; with every other seed, while pages go to a disk and come back."""
+    rng, before, tiers = random.Random(seed), shared_memory(), dict[str, Any]()
+    if seed % 2:
+        tiers = {"host_cache_gb": 0.01, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.05}
+        tiers |= {"max_total_tokens": 4 * 128, "max_length": 128}
+    options: dict[str, Any] = {**RANKS, "tensor_parallel_size": 4, "num_threads": 4, **tiers}
+    one: dict[str, Any] = {"num_threads": 1, "max_running": 8}
+
+    found: list[list[Any]] = []
+    with LLM(**options) as llm:
+        pids = lose(llm, rng.randint(1, 3), number, moment_s=rng.uniform(0, 2))
+    assert not any(map(is_alive, pids))
+    for whole in (options, one):  # what is on the disk is right
+        with LLM(**whole) as llm:
+            found.append([answer.tokens for answer in llm.generate(PROMPTS, mixed_sampling(4))])
+    assert found[0] == found[1]
+    assert shared_memory() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -132,6 +133,7 @@ def test_a_lost_rank_of_another_host_ends_the_group_with_a_typed_error(start: St
 
 
 STAGES = {"pipeline_parallel_size": 2, "tensor_parallel_size": 1}
+BY_REQUEST = {"enable_dp_attention": True}
 
 
 @pytest.mark.slow
@@ -179,9 +181,16 @@ def test_three_hosts(start: StartNode, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["rank", "node", "node 0"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("others", [{}, STAGES], ids=["parts", "stages"])
+@pytest.mark.parametrize(
+    ("others", "moment_s"),
+    [
+        pytest.param({}, 0.5, id="parts"),
+        pytest.param(STAGES, 0.5, id="stages"),
+        *(pytest.param(BY_REQUEST, random.Random(seed).uniform(0, 2), id=f"requests {seed}") for seed in range(3)),
+    ],
+)
 def test_whoever_is_lost_ends_the_group_on_all_hosts(
-    victim: str, number: signal.Signals, others: dict[str, Any], start: StartNode
+    victim: str, number: signal.Signals, others: dict[str, Any], moment_s: float, start: StartNode
 ) -> None:
     """Within a heartbeat and the time to notice it; ranks that are stopped end when they may go on."""
     options = options_of(**others)
@@ -191,7 +200,7 @@ def test_whoever_is_lost_ends_the_group_on_all_hosts(
         assert first.stdout is not None
         try:
             assert first.stdout.readline() == "ready\n"
-            time.sleep(0.5)
+            time.sleep(moment_s)
             (rank,) = node.ranks()
             pid = {"rank": rank, "node": node.process.pid, "node 0": first.pid}[victim]
             os.kill(pid, number)

@@ -188,8 +188,9 @@ def test_a_lost_rank_ends_the_group_with_a_typed_error(moment_s: float, number: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
-def test_other_ranks_end_with_rank_0(number: signal.Signals) -> None:
-    with subprocess.Popen([sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True) as program:
+@pytest.mark.parametrize("arguments", [[], pytest.param(["by request"], marks=pytest.mark.slow)])
+def test_other_ranks_end_with_rank_0(arguments: list[str], number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, str(PROGRAM), *arguments], stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         try:
             pid = int(program.stdout.readline())

@@ -1,4 +1,7 @@
-"""A server whose model is computed by two processes, either of which is killed or stopped under load."""
+"""A server whose model is computed by two processes, either of which is killed or stopped under load.
+
+They divide attention by heads, and by request.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from serving import Server, command, is_alive, until
 RANKS = ("--tensor-parallel-size", "2", "--threads", "2", "--max-running-requests", "4", "--max-total-tokens", "16384")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
-    server = Server(tmp_path_factory.mktemp("ranks"), *RANKS)
+@pytest.fixture(scope="module", params=[(), pytest.param(("--enable-dp-attention",), marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
+    server = Server(tmp_path_factory.mktemp("ranks"), *RANKS, *request.param)
     yield server
     pids = processes_of(server)
     server.close()

@@ -1,4 +1,9 @@
-"""A program with a model on two ranks: prints the process id of rank 1, generates for ever, and prints how it ends."""
+"""A program with a model on two ranks: prints the process id of rank 1, generates for ever, and prints how it ends.
+
+With an argument, the ranks divide attention by request.
+"""
+
+import sys
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.loop import RunnerLostError
@@ -8,7 +13,7 @@ from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 
 
 def main() -> None:
-    with LLM(tensor_parallel_size=2, num_threads=2, max_running=4) as llm:
+    with LLM(tensor_parallel_size=2, num_threads=2, max_running=4, enable_dp_attention=len(sys.argv) > 1) as llm:
         runner = llm._engine._engine.runner  # pyright: ignore[reportPrivateUsage]
         assert isinstance(runner, RankedRunner)
         group = runner._group  # pyright: ignore[reportPrivateUsage]
