@@ -189,7 +189,7 @@ LATE = "num = int((drafts >= 0).sum())"
 FAULTS: dict[str, tuple[str, list[Edit], str]] = {
     "drafts a step late": (
         "cyclic", [(HeldDrafts, "hold", LATE, f"drafts, LATE[id(self), row] = LATE.get((id(self), row), drafts), "
-                    f"drafts; {LATE}")], "0 of .* drafts accepted",
+                    f"drafts; {LATE}")], "0 of .* drafts accepted|has other tokens or drafts",
     ),
     "another draft in the last stage": (
         "cyclic", [(CPURunner, "learn", "result.ahead[i]", "result.ahead[i] // (1 + is_last)")],
