@@ -43,6 +43,7 @@ from pagewood.schedpolicy.simulation import (
     summarise,
 )
 from pagewood.schedpolicy.simulation.choosers import RoundRobin
+from pagewood.schedpolicy.simulation.routed import default_router
 from pagewood.schedpolicy.testing import FakeRouted
 
 NUMS_REPLICAS = (3, 100, 1000)
@@ -148,21 +149,21 @@ def hit_rates(trace: Trace, *, num_replicas: int, num_pages: int) -> dict[str, f
 
 
 def measure_scale(num_replicas: int, num_requests: int) -> str:
-    """Run many requests on many replicas; return a row: seconds of the processor, us for a request, GB, hit rate."""
+    """Run many requests on many replicas; return a row of the table below."""
     trace = generate("multi-turn", num_requests=num_requests, rate=5.0 * num_replicas, seed=0)
     trace_gb = _used_gb()
-    fleet = _fleet(num_replicas)
+    fleet, router = _fleet(num_replicas), default_router(PAGE_SIZE, 0)
     gc.collect()
     gc.disable()  # nothing of a run is a cycle, and a full collection would visit all requests
     began_s = process_time()
-    observed = simulate_routed(trace, fleet, Operations(), make_policies=_policies)
+    observed = simulate_routed(trace, fleet, Operations(), make_policies=_policies, router=router)
     took_s = process_time() - began_s
     gc.enable()
     num_steps = sum(one.num_steps for one in observed.replicas)
     summary = summarise(observed.replicas, Objective())
     return (
         f"| {num_replicas} | {num_requests} | {num_steps} | {took_s:.0f} | {1e6 * took_s / num_requests:.0f} "
-        f"| {trace_gb:.2f} | {_used_gb():.2f} | {summary.hit_rate:.1%} |"
+        f"| {trace_gb:.2f} | {_used_gb():.2f} | {summary.hit_rate:.1%} | {router.index.num_left_out} |"
     )
 
 
@@ -241,8 +242,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _print_hits(options)
     if "scale" in parts:
         num_replicas = 20 if options.smoke else options.replicas or 1000
-        print("\n| replicas | requests | steps | CPU, s | us/request | GB, trace | GB, all | hit rate |")
-        print("|--:|--:|--:|--:|--:|--:|--:|--:|")
+        print(
+            "\n| replicas | requests | steps | CPU, s | us/request | GB, trace | GB, all | hit rate | blocks left out |"
+        )
+        print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
         print(measure_scale(num_replicas, 200 if options.smoke else options.requests or 1_000_000))
     if "apart" in parts:
         print(

@@ -104,3 +104,14 @@ def test_a_watch_reports_every_change_and_nothing_else():
 @pytest.mark.parametrize("num", [0, 3])
 def test_nothing_is_evicted_from_nothing(num: int):
     assert BlockCache().evict(num) == 0
+
+
+def test_the_memory_of_a_cache_does_not_grow_with_its_uses():
+    cache = BlockCache()
+    for _ in range(5000):
+        for path in PATHS[:3]:
+            cache.insert(path, len(path))
+            cache.lock(path, len(path))
+            cache.unlock(path, len(path))
+    assert len(cache._leaves) < 200  # pyright: ignore[reportPrivateUsage]
+    assert cache.evict(100) == 7

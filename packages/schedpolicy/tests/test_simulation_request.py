@@ -2,6 +2,7 @@ from array import array
 
 from pagewood.schedpolicy import DepthFirstWeight
 from pagewood.schedpolicy.simulation import TraceRequest
+from pagewood.schedpolicy.simulation.decoding import Decoding
 from pagewood.schedpolicy.simulation.request import SimRequest
 
 PAGE = 16
@@ -29,3 +30,14 @@ def test_a_preempted_request_whose_output_is_cached_comes_before_those_that_shar
     order.add(other)
     order.add(preempted)
     assert list(order.ordered(0.0)) == [preempted, other]
+
+
+def test_a_request_that_comes_back_to_decode_is_found_beside_its_stale_entry():
+    decoding = Decoding(page_size=PAGE)
+    first, second = (waiting(7, (), num_prompt=20, num_matched=0) for _ in range(2))
+    decoding.add(first)
+    decoding.remove(first)
+    decoding.add(second)  # it would end in the same step
+    decoding.advance(decoding.steps_to_end)
+    assert decoding.pop_ended() is second
+    assert decoding.pop_ended() is None

@@ -32,7 +32,8 @@ class PrefixIndex:
     """
 
     __slots__ = (
-        "_bits", "_block_size", "_held", "_holders", "_max_blocks", "_positions", "num_blocks", "num_left_out",
+        "_bits", "_block_size", "_held", "_holders", "_max_blocks", "_positions", "num_blocks", "num_changes",
+        "num_left_out",
     )  # fmt: skip
 
     def __init__(self, *, block_size: int, max_blocks: int = 4_000_000) -> None:
@@ -53,6 +54,8 @@ class PrefixIndex:
         self._positions: dict[int, int | None] = {}  # number of the next event; written by: open, close, apply, restore
         self.num_blocks = 0
         """Blocks of all replicas together."""  # written by: PrefixIndex
+        self.num_changes = 0
+        """Counts changes: as long as it is the same, `runs` returns the same."""  # written by: PrefixIndex
         self.num_left_out = 0
         """Blocks that were not remembered because there were `max_blocks`."""  # written by: PrefixIndex
 
@@ -185,6 +188,7 @@ class PrefixIndex:
                 self._remove(slot, names)
 
     def _store(self, slot: int, hashes: Iterable[BlockHash]) -> None:
+        self.num_changes += 1
         held, holders, bit = self._held[slot], self._holders, self._bits[slot]
         for name in hashes:
             if name in held:
@@ -198,6 +202,7 @@ class PrefixIndex:
             holders[name] = bit if others is None else others | bit
 
     def _remove(self, slot: int, hashes: Iterable[BlockHash]) -> None:
+        self.num_changes += 1
         held, holders, bit = self._held[slot], self._holders, self._bits[slot]
         for name in hashes:
             if name not in held:

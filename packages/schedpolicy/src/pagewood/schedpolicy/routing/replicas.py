@@ -87,10 +87,12 @@ class Pool:
 
     def refresh(self, replica: ReplicaState) -> None:
         """Sort a replica in again after a change of its load or state."""
+        slot = replica.slot
+        entry = (replica.key(self._request_tokens), replica.rank, slot) if replica.is_open else None
+        if entry == self._entry_of.get(slot):
+            return
         self.remove(replica)
-        if replica.is_open:
-            slot = replica.slot
-            entry = replica.key(self._request_tokens), replica.rank, slot
+        if entry is not None:
             insort(self._entries, entry)
             self._entry_of[slot] = entry
             self._replicas[slot] = replica

@@ -1,7 +1,7 @@
 """The router: it chooses a replica for each request, and keeps requests while no replica has a place."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from operator import attrgetter
 from random import Random
@@ -36,6 +36,9 @@ class _Routed(Generic[R]):
         "prefill",
         "replica",
         "request",
+        "runs",
+        "runs_at",
+        "runs_of",
     )  # fmt: skip
 
     def __init__(self, request: R) -> None:
@@ -51,6 +54,12 @@ class _Routed(Generic[R]):
         """Prompt tokens of it that count as load of `replica`."""  # written by: router
         self.num_helper_tokens = 0
         """Prompt tokens of it that count as load of `prefill`."""  # written by: router
+        self.runs: list[tuple[int, int]] = []
+        """What the index last said of its blocks."""  # written by: router
+        self.runs_of: Sequence[BlockHash] = ()
+        """The blocks of which it said that."""  # written by: router
+        self.runs_at = -1
+        """`PrefixIndex.num_changes` at that time."""  # written by: router
         self.is_held = False
         """Whether it waits for its tenant's quota."""  # written by: router
 
@@ -429,7 +438,7 @@ class Router(Generic[R]):
     def _place(self, routed: _Routed[R], now_s: float, taken: tuple[ReplicaState, Ticket] | None) -> Placement[R]:
         """Send a request to the best replica, or to that of a request whose place it takes."""
         request = routed.request
-        runs = self._index.runs(request.block_hashes)
+        runs = self._runs(routed)
         num_tokens = request.num_tokens
         if taken is None:
             best = self._decoders.best(
@@ -508,11 +517,18 @@ class Router(Generic[R]):
     def _wait(self, routed: _Routed[R]) -> None:
         """Put a request into the order."""
         request = routed.request
-        runs = self._index.runs(request.block_hashes)
+        runs = self._runs(routed)
         request.num_matched = min(runs[0][0] * self._block_size, request.num_tokens) if runs else 0
         self._order.add(request)
         routed.is_held = False
         self._by_priority[request.priority] += 1
+
+    def _runs(self, routed: _Routed[R]) -> list[tuple[int, int]]:
+        """Return which replicas have the blocks of a request; the index is asked again only after a change."""
+        index, hashes = self._index, routed.request.block_hashes
+        if routed.runs_at != index.num_changes or routed.runs_of is not hashes:
+            routed.runs, routed.runs_of, routed.runs_at = index.runs(hashes), hashes, index.num_changes
+        return routed.runs
 
     def _leave_order(self, priority: int) -> None:
         """Count a request that is in the order no more."""

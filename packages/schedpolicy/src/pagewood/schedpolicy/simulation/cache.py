@@ -1,9 +1,11 @@
 """The prefix cache of a simulated replica: which leading pages of a request are cached."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Protocol
+
+_FEW_LEAVES = 64
+"""Entries of the heap of leaves that may be stale in any case."""
 
 
 class PrefixCache(Protocol):
@@ -105,10 +107,7 @@ class BlockCache:
 
     def match(self, keys: Sequence[int]) -> int:
         """Return how many of the leading pages are cached; does not count as a use."""
-        nodes = self._nodes
-        if not keys or keys[0] not in nodes:
-            return 0
-        return bisect_left(range(len(keys)), True, key=lambda index: keys[index] not in nodes)
+        return self._num_cached(keys, len(keys))
 
     def insert(self, keys: Sequence[int], num_pages: int) -> int:
         """Adopt those of the first `num_pages` pages that are not cached yet, and return how many those are."""
@@ -117,7 +116,7 @@ class BlockCache:
         nodes = self._nodes
         self._clock += 1
         used = self._clock
-        num_cached = self.match(keys[:num_pages])
+        num_cached = self._num_cached(keys, num_pages)
         parent = nodes[keys[num_cached - 1]] if num_cached else None
         for key in keys[num_cached:num_pages]:
             if parent is not None:
@@ -208,6 +207,19 @@ class BlockCache:
         self._lift(watch, self._resting)
         self._lift(watch, self._awaiting)
 
+    def _num_cached(self, keys: Sequence[int], end: int) -> int:
+        """Return how many of the first `end` pages are cached."""
+        nodes, low, high = self._nodes, 0, end
+        if end and keys[end - 1] in nodes:
+            return end
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] in nodes:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     def _record(self, kind: str, keys: Sequence[int]) -> None:
         names = [key for key in keys if key >= 0]
         if names and self._events is not None:
@@ -216,6 +228,14 @@ class BlockCache:
     def _queue_if_evictable(self, node: _Node) -> None:
         if not node.num_children and not node.num_locks:
             heappush(self._leaves, (node.used, node.key))
+            if len(self._leaves) > 2 * len(self._nodes) + _FEW_LEAVES:
+                self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        """Remove stale entries from the heap, which without evictions would grow with every use of a page."""
+        nodes, leaves = self._nodes, self._leaves
+        leaves[:] = [entry for entry in leaves if (node := nodes.get(entry[1])) is not None and node.used == entry[0]]
+        heapify(leaves)
 
     def _move(self, watches: list[MatchWatch], other: dict[int, list[MatchWatch]]) -> None:
         """Update watches that were popped from one table and are still in the other."""

@@ -12,7 +12,7 @@ class Decoding:
     `clock.num_steps` steps. Every method costs at most O(page_size), or O(log n) for n requests.
     """
 
-    __slots__ = ("_crossing", "_ends", "_page_size", "clock", "kv_tokens", "num_requests")
+    __slots__ = ("_crossing", "_ends", "_num_added", "_page_size", "clock", "kv_tokens", "num_requests")
 
     def __init__(self, *, page_size: int) -> None:
         """Start with no requests."""
@@ -23,14 +23,18 @@ class Decoding:
         self._page_size = page_size
         self._crossing = [0] * page_size
         """Requests that need a page in a step, by the step's number modulo the page size."""  # written by: Decoding
-        self._ends: list[tuple[int, int, SimRequest]] = []  # heap of (end_step, arrival), stale entries included
+        # Heap of (end_step, arrival, number), stale entries included. The number is unique: a request that comes back
+        # from another replica has the arrival of its stale entry.
+        self._ends: list[tuple[int, int, int, SimRequest]] = []
+        self._num_added = 0  # written by: add
 
     def add(self, request: SimRequest) -> None:
         """Add a request whose prompt is computed and whose first token is sampled."""
         request.start_decoding(self.clock)
         num_tokens = request.num_tokens
         request.end_step = self.clock.num_steps + request.num_output - request.num_generated
-        heappush(self._ends, (request.end_step, request.arrival, request))
+        self._num_added += 1
+        heappush(self._ends, (request.end_step, request.arrival, self._num_added, request))
         self.num_requests += 1
         self.kv_tokens += num_tokens
         self._crossing[self._residue(num_tokens)] += 1
@@ -47,14 +51,18 @@ class Decoding:
 
     def num_new_pages(self, num_steps: int) -> int:
         """Return how many pages the next `num_steps` steps need together."""
-        cycles, rest = divmod(num_steps, self._page_size)
-        first = self.clock.num_steps
         crossing, page_size = self._crossing, self._page_size
-        partial = sum(crossing[(first + step) % page_size] for step in range(rest))
-        return cycles * self.num_requests + partial
+        first = self.clock.num_steps % page_size
+        if num_steps == 1:
+            return crossing[first]
+        cycles, rest = divmod(num_steps, page_size)
+        end = first + rest
+        return cycles * self.num_requests + sum(crossing[first:end]) + sum(crossing[: max(0, end - page_size)])
 
     def steps_within(self, num_pages: int, *, at_most: int) -> int:
         """Return how many steps, up to `at_most`, need no more than `num_pages` pages together."""
+        if self.num_new_pages(at_most) <= num_pages:
+            return at_most
         cycles = min(num_pages // self.num_requests, at_most // self._page_size)
         num_steps, left = cycles * self._page_size, num_pages - cycles * self.num_requests
         first = self.clock.num_steps
@@ -69,7 +77,7 @@ class Decoding:
     def steps_to_end(self) -> int:
         """Steps until the first request has all its output; there must be at least one request."""
         while True:
-            end_step, _, request = self._ends[0]
+            end_step, _, _, request = self._ends[0]
             if request.end_step == end_step:
                 return end_step - self.clock.num_steps
             heappop(self._ends)
@@ -82,7 +90,7 @@ class Decoding:
     def pop_ended(self) -> SimRequest | None:
         """Return the oldest request that has all its output, or None; it still has to be removed."""
         while self._ends and self._ends[0][0] <= self.clock.num_steps:
-            end_step, _, request = heappop(self._ends)
+            end_step, _, _, request = heappop(self._ends)
             if request.end_step == end_step:
                 return request
         return None

@@ -115,8 +115,8 @@ class Trace:
             ValueError: Neither of `page_size` and `block_size` divides the other.
         """
         ratio = max(1, self.block_size // page_size)
-        least = min((key for request in self.requests for key in request.keys), default=0)
-        most = max((key for request in self.requests for key in request.keys), default=0)
+        least = min((min(request.keys) for request in self.requests if request.keys), default=0)
+        most = max((max(request.keys) for request in self.requests if request.keys), default=0)
         numbers: dict[int, int] | None = None
         num_used = -min(0, least) * ratio
         if max(num_used, (most + 1) * ratio) > _MAX_NAME // 2:

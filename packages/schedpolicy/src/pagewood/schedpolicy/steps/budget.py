@@ -67,13 +67,16 @@ class Budget:
             raise ValueError(f"num_decodes must be in [0, num_running ({num_running})], got {num_decodes}")
         if max_prefill_tokens is not None:
             require_count("max_prefill_tokens", max_prefill_tokens, least=0)
-        limits = (self.max_step_tokens, self.max_prefill_tokens, max_prefill_tokens)
+        num_prefill_left = self.max_step_tokens
+        for limit in (self.max_prefill_tokens, max_prefill_tokens):
+            if limit is not None and limit < num_prefill_left:
+                num_prefill_left = limit
         return StepBudget(
             budget=self,
             num_running=num_running,
             num_left=self.max_step_tokens,
             num_kept=0 if self.prefill_first else num_decodes,
-            num_prefill_left=min(limit for limit in limits if limit is not None),
+            num_prefill_left=num_prefill_left,
         )
 
 
