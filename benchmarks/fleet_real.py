@@ -1,14 +1,20 @@
 """Compares three real replicas with three simulated ones on one trace: throughput and percentiles.
 
     python benchmarks/fleet_real.py             # some minutes on two cores, on which nothing else may run
+    python benchmarks/fleet_real.py --modelled  # engines that wait instead of computing: half a minute, on any machine
     python benchmarks/fleet_real.py --smoke     # a few requests, only to see that the script works
+
+With `--modelled` each step of the engines takes the time that `modelled_steps.engine.STEPS` says, which the simulator
+knows, too. So what is compared is everything else: HTTP, the router, the planner and the memory of the engines, and
+moves between them. Nothing is measured before, and step 1 is left out:
 
 1. `pagewood serve --replicas 3` with a model of random weights, whose steps are long beside the work of HTTP, answers a
    first trace whose requests arrive all at once. Its dashboard tells how long each step of one replica took, while all
    three share the cores of this machine; the simulator's step model is fitted to these. What a request takes beside its
    steps is the median time of `/tokenize`, which goes the same way through all processes and computes nothing.
 2. A second trace, other prompts and lengths of the same kind, with prefixes that some share, arrives at random times at
-   1.2 times the rate at which the first was answered: so requests wait, in the router, and all replicas work.
+   1.5 times the rate at which the first was answered (or is in the simulator): so requests wait, in the router, and
+   all replicas work.
 3. The simulator runs the second trace with the same router, places, memory and limits of steps.
 
 The table has output tokens per second, and percentiles of the time to the first token and of the whole time. The exit
@@ -34,6 +40,7 @@ from statistics import median
 from typing import Any
 
 from end_to_end.model import FULL, QUICK, ModelShape, write_model
+from modelled_steps.engine import STEPS
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.schedpolicy import StepModel, StepSample, budget_named
 from pagewood.schedpolicy.simulation import (
@@ -52,6 +59,8 @@ NUM_REPLICAS = 3
 NUM_PLACES = 8
 PAGE_SIZE = 16
 NUM_PAGES = 512
+OVERLOAD = 1.5
+"""Requests come this much faster than they are answered, so times to first tokens are mostly waits for a place."""
 VOCABULARY = (10, 250)
 """Token ids of prompts."""
 NAME = "measured"
@@ -109,11 +118,18 @@ def tokens_of(request: TraceRequest) -> list[int]:
 class Server:
     """Three real replicas."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path | None) -> None:
+        """Start it; with the embedded model's tokenizer and engines that wait instead of computing if `model` is None.
+
+        Raises:
+            RuntimeError: it does not start.
+        """
+        module, of_model = ("modelled_steps.server", []) if model is None else ("pagewood.server", [str(model)])
+        paths = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         self._log = (folder / "log").open("w+")
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "pagewood.server", "serve", str(model), "--port", "0"),
+                *(sys.executable, "-m", module, "serve", *of_model, "--port", "0"),
                 *("--log-level", "error", "--served-model-name", NAME),
                 *("--replicas", str(NUM_REPLICAS), "--threads", str(NUM_REPLICAS), "--speculative", "off"),
                 *("--max-running-requests", str(NUM_PLACES), "--page-size", str(PAGE_SIZE)),
@@ -122,7 +138,8 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, "TMPDIR": str(folder), "PAGEWOOD_ADMIN_KEY": KEY},
+            env=os.environ
+            | {"TMPDIR": str(folder), "PAGEWOOD_ADMIN_KEY": KEY, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
         assert self._process.stdout is not None
         line = next((line for line in self._process.stdout if line.startswith("Pagewood serves")), None)
@@ -210,7 +227,7 @@ def simulated(trace: Trace, model: StepModel, config: dict[str, Any], *, overhea
     )
     fleet = Fleet(
         machine=Machine(name="this machine", source="measured", model=model),
-        num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_replicas=NUM_REPLICAS,
+        num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_replicas=NUM_REPLICAS, overlaps=True,
     )  # fmt: skip
     observed = simulate_routed(
         trace,
@@ -235,53 +252,69 @@ def _write_model(folder: Path, shape: ModelShape) -> None:
         shutil.copy(path, folder)
 
 
-async def compare(server: Server, *, num_requests: int) -> tuple[Seen, Seen]:
-    """Return what clients saw of the real replicas, and what they would see of simulated ones."""
+async def compare(server: Server, *, num_requests: int, model: StepModel | None) -> tuple[Seen, Seen]:
+    """Return what clients saw of the real replicas, and what they would see of simulated ones.
+
+    `model` says how long the steps of the real ones take; None: that is measured.
+    """
     try:
-        return await _compare(server, num_requests=num_requests)
+        return await _compare(server, num_requests=num_requests, model=model)
     finally:
         server.client.close()
 
 
-async def _compare(server: Server, *, num_requests: int) -> tuple[Seen, Seen]:
+async def _compare(server: Server, *, num_requests: int, model: StepModel | None) -> tuple[Seen, Seen]:
     await server.until_ready()
     config = (await server.json("/server_info"))["config"]
     await server.run(make_trace(12, rate=None, seed=7))  # kernels are warm, and the pool has touched its memory
-    samples: list[StepSample] = []
-    watching = asyncio.create_task(server.watched_steps(samples))
-    await asyncio.sleep(0.5)
     first = make_trace(num_requests, rate=None, seed=0)
-    capacity = await server.run(first)
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
-    model = StepModel.fitted(samples)
+    if model is None:
+        model, capacity = await _measure(server, first)
+    else:
+        capacity = simulated(first, model, config, overhead_s=0.0)
     beside_s: list[float] = []
     for _ in range(30):
         began_s = time.perf_counter()
         await server.client.json("POST", "/tokenize", json.dumps({"model": NAME, "prompt": "short"}).encode())
         beside_s.append(time.perf_counter() - began_s)
     num_tokens = sum(request.num_output for request in first.requests)
-    rate = 1.2 * capacity.tokens_per_s * num_requests / num_tokens
+    rate = OVERLOAD * capacity.tokens_per_s * num_requests / num_tokens
     second = make_trace(num_requests, rate=rate, seed=1)
     await server.client.json("POST", "/flush_cache", b"{}")
     real = await server.run(second)
-    print(f"{len(samples)} steps: {model}; {1e3 * median(beside_s):.1f} ms beside them; {rate:.1f} requests/s")
+    print(f"{model}; {1e3 * median(beside_s):.1f} ms beside steps; {rate:.1f} requests/s")
     return real, simulated(second, model, config, overhead_s=median(beside_s))
+
+
+async def _measure(server: Server, trace: Trace) -> tuple[StepModel, Seen]:
+    """Return how long steps take while the server answers a trace, and what its clients saw."""
+    samples: list[StepSample] = []
+    watching = asyncio.create_task(server.watched_steps(samples))
+    await asyncio.sleep(0.5)
+    seen = await server.run(trace)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    print(f"{len(samples)} steps were measured")
+    return StepModel.fitted(samples), seen
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=300, help="of each trace (default: %(default)s)")
+    parser.add_argument("--requests", type=int, help="of each trace (default: 300, 120 with --modelled)")
+    parser.add_argument("--modelled", action="store_true", help="engines wait for each step instead of computing it")
     parser.add_argument("--limit", type=float, default=0.15, help="largest relative difference (default: %(default)s)")
     parser.add_argument("--smoke", action="store_true", help="a few requests; differences do not count")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
-        model = Path(folder) / "model"
-        _write_model(model, QUICK if options.smoke else FULL)
+        model = None if options.modelled else Path(folder) / "model"
+        if model is not None:
+            _write_model(model, QUICK if options.smoke else FULL)
+        num_requests = options.requests or (40 if options.smoke else 120 if options.modelled else 300)
         server = Server(Path(folder), model)
+        steps = STEPS if options.modelled else None
         try:
-            real, expected = asyncio.run(compare(server, num_requests=40 if options.smoke else options.requests))
+            real, expected = asyncio.run(compare(server, num_requests=num_requests, model=steps))
         finally:
             server.close()
     print("\n| | real | simulated | difference |\n|---|--:|--:|--:|")

@@ -16,6 +16,7 @@ from pagewood.schedpolicy.simulation.policies import Policies, policies_named
 from pagewood.schedpolicy.simulation.presets import H100_8B
 from pagewood.schedpolicy.simulation.report import Objective, overtaken_s, records_of, summarise
 from pagewood.schedpolicy.simulation.request import SimRequest
+from pagewood.schedpolicy.simulation.trace import Trace, TraceRequest
 from pagewood.schedpolicy.simulation.workloads import generate
 
 ONE = Fleet(machine=H100_8B, num_pages=14_304, page_size=64)
@@ -43,6 +44,24 @@ def test_ageing_bounds_how_late_a_request_can_overtake_a_cold_one(age_weight: fl
 
     assert 0 < overtaken(age_weight) <= bound_s
     assert overtaken(0.0) > 1.2 * bound_s  # by match alone, cold requests starve
+
+
+def test_with_overlap_a_request_starts_one_step_later_if_others_run():
+    long = TraceRequest(arrived_s=0.0, num_prompt=64, num_output=200, max_new_tokens=256)
+    late = replace(long, arrived_s=0.5)
+    alone = replace(long, arrived_s=60.0)
+    trace = Trace(name="three", requests=(long, late, alone), block_size=64)
+
+    def first_tokens(*, overlaps: bool) -> list[float]:
+        fleet = replace(ONE, overlaps=overlaps)
+        (observed,) = simulate(trace, fleet, make_policies=lambda _: policies_named("fcfs", page_size=64))
+        return [record.first_token_s for record in records_of([observed])]
+
+    plain, overlapped = first_tokens(overlaps=False), first_tokens(overlaps=True)
+    step_s = H100_8B.decode_s(1, 1, 200)
+    assert overlapped[1] - plain[1] == pytest.approx(step_s, rel=0.02)
+    assert overlapped[0] == plain[0]
+    assert overlapped[2] == plain[2]
 
 
 def test_a_request_that_can_never_fit_is_refused():

@@ -70,7 +70,7 @@ def test_no_request_is_lost_or_answered_twice(rng: Random):
         scaling=Scaling(autoscaler=scaler, every_s=1.0, startup_s=2.0) if is_scaled else None,
         seed=seed,
     )
-    fleet = replace(FLEET, num_pages=rng.choice((200, 2000)))
+    fleet = replace(FLEET, num_pages=rng.choice((200, 2000)), overlaps=rng.choice((False, True)))
     longest = max(request.num_prompt + request.max_new_tokens for request in trace.requests)
     if longest > 200 * 64:
         fleet = replace(fleet, num_pages=2000)

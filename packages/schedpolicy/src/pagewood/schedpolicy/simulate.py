@@ -65,6 +65,7 @@ def _run(options: argparse.Namespace) -> None:
         num_pages=_num_pages(options, machine),
         page_size=options.page_size,
         num_replicas=options.replicas,
+        overlaps=options.overlap,
     )
     _check_fleet_options(options)
     objective = Objective(first_token_s=options.slo_ttft, per_token_s=options.slo_itl)
@@ -273,6 +274,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     where.add_argument("--page-size", type=int, default=64, metavar="T", help="tokens per page")
     where.add_argument("--replicas", type=int, default=1, metavar="N", help="1 to 1,000")
+    where.add_argument("--overlap", action="store_true", help="each step is decided while the one before it runs")
     where.add_argument(
         "--router",
         choices=(*CHOOSERS, _FLEET),

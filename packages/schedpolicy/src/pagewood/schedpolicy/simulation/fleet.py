@@ -28,12 +28,15 @@ class Fleet:
         num_pages: Pages of KV of each replica, >= 1.
         page_size: Tokens per page, >= 1.
         num_replicas: Number of replicas, 1 to 1,000.
+        overlaps: Whether a replica decides each step while the one before it runs, as pagewood-engine does unless it is
+            told not to. Then a request is computed one step later than it could be, if others run when it comes.
     """
 
     machine: Machine
     num_pages: int
     page_size: int
     num_replicas: int = 1
+    overlaps: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_pages", "page_size"):
@@ -75,6 +78,7 @@ def simulate(
             machine=fleet.machine,
             num_pages=fleet.num_pages,
             page_size=fleet.page_size,
+            overlaps=fleet.overlaps,
             make_cache=make_cache,
             on_decision=on_decision,
         )

@@ -55,8 +55,8 @@ class Replica:
 
     __slots__ = (
         "_completing", "_decoding", "_inbox", "_index", "_is_decoding", "_machine", "_memory", "_num_run_steps",
-        "_on_computed", "_on_decision", "_on_end", "_policies", "_preempted", "_prefilling", "_prefills", "_queue",
-        "_recorder", "_run_started_s", "_running", "_withdrawn", "end_s",
+        "_on_computed", "_on_decision", "_on_end", "_overlaps", "_policies", "_preempted", "_prefilling", "_prefills",
+        "_queue", "_recorder", "_run_started_s", "_running", "_taken", "_withdrawn", "end_s",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +67,7 @@ class Replica:
         machine: Machine,
         num_pages: int,
         page_size: int,
+        overlaps: bool = False,
         make_cache: Callable[[], PrefixCache] = BlockCache,
         on_decision: OnDecision | None = None,
         on_computed: OnRequest | None = None,
@@ -80,6 +81,7 @@ class Replica:
             machine: Determines the duration of steps.
             num_pages: Pages of KV, >= 1.
             page_size: Tokens per page, >= 1.
+            overlaps: Whether a step is decided while the one before it runs; see `Fleet`.
             make_cache: Makes the empty prefix cache.
             on_decision: Gets every decision; None to record none.
             on_computed: Gets every request whose prompt has been computed.
@@ -94,6 +96,7 @@ class Replica:
         self._on_decision = on_decision
         self._on_computed = on_computed
         self._on_end = on_end
+        self._overlaps = overlaps
         self._recorder = Recorder(index)
         self._policies = policies
         self._machine = machine
@@ -106,6 +109,7 @@ class Replica:
         self._preempted: list[SimRequest] = []  # in the present step, not in the queue yet
         self._completing: list[SimRequest] = []  # lack only their last prompt token, computed like a decode
         self._inbox: list[SimRequest] = []  # arrived since the last event
+        self._taken: list[SimRequest] = []  # arrived in the last step, and the present one was decided before
         self._withdrawn: list[SimRequest] = []  # leave when the present step ends
         self._run_started_s = 0.0
         self._num_run_steps = 0
@@ -121,7 +125,7 @@ class Replica:
     @property
     def num_outstanding(self) -> int:
         """Requests sent here that have not ended."""
-        return len(self._inbox) + len(self._queue) + len(self._running)
+        return len(self._inbox) + len(self._taken) + len(self._queue) + len(self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -204,15 +208,26 @@ class Replica:
             self._computed(request, num_tokens, now_s)
         if self._withdrawn:
             self._drop_withdrawn()
-        for request in self._inbox:
+        if self._inbox or self._taken:
+            self._take(now_s)
+        self._start(now_s)
+
+    def _take(self, now_s: float) -> None:
+        """Queue what has arrived; if steps overlap and the next one is decided already, a step later."""
+        queued, arrived = self._taken, self._inbox
+        for request in arrived:
             request.arrived_s = now_s
+        if self._overlaps and (self._running or self._queue):
+            self._taken = arrived
+        else:
+            queued, self._taken = [*queued, *arrived], []
+        self._inbox = []
+        for request in queued:
             refusal = self._refusal(request, now_s)
             if refusal:
                 self._note_end(request, now_s, refused=refusal)
             else:
                 self._enqueue(request)
-        self._inbox.clear()
-        self._start(now_s)
 
     def _decision(self) -> Decision:
         """Return the work of the present steps, which has not been applied to the requests yet."""
@@ -309,6 +324,8 @@ class Replica:
         for request in self._withdrawn:
             if request in self._inbox:
                 self._inbox.remove(request)
+            elif request in self._taken:
+                self._taken.remove(request)
             elif self._running.get(request.arrival) is request:
                 if request.is_decoding:
                     num_computed = self._stop_decoding(request)
@@ -340,7 +357,7 @@ class Replica:
     def _num_alike(self) -> int:
         """Return the number of steps, from the one just decided, in which requests can only decode."""
         decoding = self._decoding
-        if self._queue and len(self._running) < self._policies.budget.max_running:
+        if self._taken or (self._queue and len(self._running) < self._policies.budget.max_running):
             return 1
         num_pages = self._memory.num_available + decoding.num_new_pages(1)  # the pages of the first step are taken
         return decoding.steps_within(num_pages, at_most=decoding.steps_to_end)

@@ -198,6 +198,7 @@ class _Run:
                 machine=fleet.machine,
                 num_pages=fleet.num_pages,
                 page_size=fleet.page_size,
+                overlaps=fleet.overlaps,
                 make_cache=lambda: BlockCache(records_events=True),
                 on_computed=on_computed,
                 on_end=on_end,
