@@ -160,6 +160,32 @@ async def test_a_high_priority_request_waits_behind_no_low_one(server: MemorySer
         await ask.check()
 
 
+async def test_a_low_priority_request_is_answered_while_high_ones_wait(
+    model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    """It has waited 10 s, so it is among the next 8 that get a place, each of the four times that it waits."""
+    now_s = 0.0
+    async with aclosing(running(model_folder, tokenizer, router_clock=lambda: now_s)) as servers:
+        server = await anext(servers)
+        close_gates(server)
+        before = [Ask(server, f"before {number}", max_tokens=3, priority=5) for number in range(NUM_PLACES)]
+        await server.until(lambda: placed(server) == [NUM_ROWS] * NUM)
+        low = Ask(server, "low", max_tokens=3)
+        await server.until(lambda: dispatcher_of(server).num_waiting == 1)
+        high = [Ask(server, f"high {number}", max_tokens=3, priority=5) for number in range(80)]
+        await server.until(lambda: dispatcher_of(server).num_waiting == 81)
+        ended: list[asyncio.Task[Any]] = []
+        asks = (*before, low, *high)
+        for ask in asks:
+            ask.task.add_done_callback(ended.append)
+        now_s = 11.0
+        open_gates(server)
+        for ask in asks:
+            await ask.check()
+        # It gets its last place behind 4 * 8 others at most, beside those of the other engines and those of before.
+        assert ended.index(low.task) < 4 * 8 + 2 * NUM_PLACES < len(asks) - NUM_PLACES
+
+
 async def test_a_quota_is_counted_once_for_all_replicas(model_folder: Path, tokenizer: Tokenizer) -> None:
     quotas = (TenantQuota("*", max_running=4, max_tokens_in_flight=300),)
     async with aclosing(running(model_folder, tokenizer, quotas=quotas)) as servers:

@@ -205,6 +205,7 @@ class MemoryServer:
         num_prefill: int = 0,
         quotas: tuple[TenantQuota, ...] = (),
         router_config: EngineConfig | None = None,
+        router_clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._num_prefill = num_prefill
         self._adapters = EchoAdapters()
@@ -242,6 +243,7 @@ class MemoryServer:
                 num_places=NUM_ROWS,
                 moves=max_retries > 0,
                 max_queue_s=config.max_queue_s,
+                clock=router_clock,
             )
         fleet = (
             None
