@@ -1,12 +1,15 @@
 """Measures adapters on a CPU: what rows with adapters cost in a step, and what loading costs those that run.
 
 python benchmarks/adapters.py                  # a model of 110M parameters, 32 requests, adapters of rank 16
-python benchmarks/adapters.py --smoke          # a tiny model and few steps, only to test the script
+python benchmarks/adapters.py --quick          # a tiny model and few steps, only to test the script
 
-It prints the milliseconds of a step in which all requests decode: in an engine without adapters, in one with adapters
-whose requests use none, and with 1, 8 and 32 of them; with one request without an adapter among 31; and then the time
-between tokens (median and p99) while adapters are loaded, as a multiple of the same time before. Kinds of steps take
-turns, so that other work on the machine meets all of them.
+Turns come in pairs, one behind the other in changing order, so that other work on the machine meets both. It prints
+the quotient of each pair (median, least, most), for turns in which all requests decode:
+
+1. requests with 1, 8 and 32 adapters, over an engine without adapters;
+2. what requests without an adapter pay: an engine with adapters that none uses, and one request with an adapter among
+   31 without, each over an engine without adapters; one without among 31 with adapters of their own, over 32 with;
+3. the time between tokens (median and p99) while 100 adapters are loaded, over the same without loads.
 """
 
 # pyright: basic
@@ -21,14 +24,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 import transformers
 from safetensors.numpy import save_file
 
-from pagewood.engine.api import Abort, EngineConfig, LoadAdapter, SamplingParams, Submit
+from pagewood.engine.api import Abort, EngineConfig, LoadAdapter, SamplingParams, Submit, UnloadAdapter
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -41,22 +44,25 @@ TINY = {
     "vocab_size": 500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 4,
 }  # fmt: skip
+_Kind: TypeAlias = "tuple[Bench, Sequence[str | None]]"
 NUM_REQUESTS = 32
 PROMPT_LENGTH = 64
+MOST_STEPS = 900
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each kind of step")
+    parser.add_argument("--rounds", type=int, default=7, help="pairs of each kind")
     parser.add_argument("--steps", type=int, default=60, help="steps of a turn")
+    parser.add_argument("--long-steps", type=int, default=400, help="steps of a turn for the third figure, at least")
     parser.add_argument("--loads", type=int, default=100, help="adapters that are loaded while requests run")
-    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    shape = TINY if options.smoke else LARGE
-    if options.smoke:
-        options.rounds, options.steps, options.loads = 1, 4, 4
+    shape = TINY if options.quick else LARGE
+    if options.quick:
+        options.rounds, options.steps, options.long_steps, options.loads = 2, 4, 20, 4
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_model(folder / "model", shape)
@@ -64,25 +70,51 @@ def main() -> None:
         for number, name in enumerate(names):
             write_adapter(folder / name, shape, options.rank, seed=number)
         plain, adapted = Bench(folder, ()), Bench(folder, names)
-        kinds: dict[str, tuple[Bench, Sequence[str | None]]] = {
-            "without": (plain, [None] * NUM_REQUESTS), "none used": (adapted, [None] * NUM_REQUESTS),
-            **{f"{num} used": (adapted, [names[i % num] for i in range(NUM_REQUESTS)]) for num in (1, 8, 32)},
-            "one without": (adapted, [None, *names[1:]]),
-        }  # fmt: skip
-        found: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for _ in range(options.rounds):
-            for kind, (bench, adapters) in kinds.items():
-                found[kind] += bench.decode(adapters, options.steps)
-        base = median(found["without"])
-        for kind, times in found.items():
-            print(f"{kind:12} {1e3 * median(times):8.2f} ms a step, {median(times) / base:.3f} of a step without")
-        before = adapted.decode([None] * NUM_REQUESTS, options.steps)
-        during = adapted.decode([None] * NUM_REQUESTS, options.steps, loads=options.loads, folder=folder / names[0])
+        none: list[str | None] = [None] * NUM_REQUESTS
+        alone, all_used = (plain, none), (adapted, names)
+        pairs: dict[str, tuple[_Kind, _Kind]] = {
+            **{
+                f"{num} adapters": ((adapted, [names[i % num] for i in range(NUM_REQUESTS)]), alone)
+                for num in (1, 8, 32)
+            },
+            "none used": ((adapted, none), alone),
+            "1 with, 31 without": ((adapted, [*none[1:], names[0]]), alone),
+            "1 without, 31 with": ((adapted, [*names[1:], None]), all_used),
+        }
+        for kind, pair in pairs.items():
+            found = [_pair(pair, number, options.steps) for number in range(options.rounds)]
+            _show(f"{kind}: a step", [median(own) / median(other) for own, other in found])
+        found = [
+            _pair(
+                ((adapted, names), (adapted, names)), number, options.long_steps, loads=options.loads,
+                folder=folder / names[0],
+            )
+            for number in range(options.rounds)
+        ]  # fmt: skip
         for name, share in (("median", 0.5), ("p99", 0.99)):
-            old, new = (float(np.quantile(times, share)) for times in (before, during))
-            print(f"{name} between tokens while {options.loads} adapters are loaded: {new / old:.2f} of that before")
+            quotients = [float(np.quantile(own, share) / np.quantile(other, share)) for own, other in found]
+            _show(f"{options.loads} loads: {name} between tokens", quotients)
         plain.engine.close()
         adapted.engine.close()
+
+
+def _pair(
+    kinds: tuple[_Kind, _Kind], number: int, num_steps: int, *, loads: int = 0, folder: Path | None = None
+) -> tuple[list[float], list[float]]:
+    """Return the seconds of the steps of two turns; every other pair begins with the second. The first has the loads.
+
+    Both have the same number of steps.
+    """
+    own, other = kinds
+    if number % 2 == 0:
+        first = own[0].decode(own[1], num_steps, loads=loads, folder=folder)
+        return first, other[0].decode(other[1], len(first))
+    second = other[0].decode(other[1], num_steps)
+    return own[0].decode(own[1], num_steps, loads=loads, folder=folder), second
+
+
+def _show(kind: str, quotients: Sequence[float]) -> None:
+    print(f"{kind:40} {median(quotients):.3f} ({min(quotients):.3f} to {max(quotients):.3f})", flush=True)
 
 
 class Bench:
@@ -127,7 +159,7 @@ class Bench:
             self.engine.step()
         times: list[float] = []
         num_asked = num_loaded = 0
-        while len(times) < num_steps or (num_loaded < loads and len(times) < 800):
+        while len(times) < num_steps or (num_loaded < loads and len(times) < MOST_STEPS):
             if num_asked == num_loaded < loads:
                 name = f"load {self.num_turns} {num_asked}"
                 self.inbox.put(LoadAdapter(request_id=name, name=name.replace(" ", "-"), folder=str(folder)))
@@ -135,7 +167,12 @@ class Bench:
             began_s = time.perf_counter()
             self.engine.step()
             times.append(time.perf_counter() - began_s)
-            num_loaded += sum(delta.request_id.startswith("load") for delta in self.outbox.take())
+            ended = [delta for delta in self.outbox.take() if delta.request_id.startswith("load")]
+            if any(delta.refusal is not None for delta in ended):
+                raise RuntimeError(f"an adapter was not loaded: {ended[0].refusal}")
+            num_loaded += len(ended)
+        for number in range(num_loaded):
+            self.inbox.put(UnloadAdapter(request_id=f"unload {number}", name=f"load-{self.num_turns}-{number}"))
         for number in range(len(adapters)):
             self.inbox.put(Abort(request_id=f"{self.num_turns} {number}"))
         self.engine.step()
