@@ -20,15 +20,19 @@ from pagewood.engine.adapters.modules import ModelModules, Module
 from pagewood.engine.adapters.peft_folder import read_adapter
 from scale import scaled
 
-PLACE = "base_model.model.model.layers.0.self_attn"
+PLACE, EMBEDDING = "base_model.model.model.layers.0.self_attn", "base_model.model.model.embed_tokens"
 CONFIG = {
     "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "bias": "none",
     "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False, "modules_to_save": None, "peft_version": "0.21.2",
 }  # fmt: skip
 MODEL = ModelModules(
     modules={
-        f"model.layers.0.self_attn.{name}": Module(inputs=8, outputs=size)
-        for name, size in (("q_proj", 8), ("v_proj", 4))
+        "model.embed_tokens": Module(inputs=6, outputs=8, takes_tokens=True),
+        "lm_head": Module(inputs=8, outputs=6),
+        **{
+            f"model.layers.0.self_attn.{name}": Module(inputs=8, outputs=size)
+            for name, size in (("q_proj", 8), ("v_proj", 4))
+        },
     },
     num_heads=2,
     numbers=lambda name: np.ones((8 if "q_proj" in name else 4, 8), np.float32),
@@ -63,8 +67,13 @@ def test_what_is_read_is_scaled(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("peft_type", "LOHA"), ("modules_to_save", ["lm_head"]), ("target_parameters", ["experts.gate_up_proj"]),
-        ("trainable_token_indices", [1]), ("alora_invocation_tokens", [1, 2]), ("layer_replication", [[0, 1]]),
+        ("peft_type", "LOHA"), ("modules_to_save", ["lm_head"]),
+        ("target_parameters", ["experts.gate_up_proj"]),
+        ("trainable_token_indices", [1]), ("trainable_token_indices", [-1]),
+        ("trainable_token_indices", {"lm_head": [1]}),
+        ("trainable_token_indices", [1, 1]), ("trainable_token_indices", [1, 2, 3, 4, 5]),
+        ("alora_invocation_tokens", []), ("alora_invocation_tokens", [-1]),
+        ("alora_invocation_tokens", "x"), ("layer_replication", [[0, 1]]),
         ("use_qalora", True), ("use_bdlora", {"x": 1}), ("kasa_config", {"x": 1}), ("something_new", 1),
         ("bias", "all"), ("r", 9), ("r", 0), ("r", "2"), ("lora_alpha", float("inf")), ("rank_pattern", {"q_proj": 9}),
         ("rank_pattern", {"(": 2}), ("rank_pattern", {"q" * 2000: 2}), ("alpha_pattern", {"q_proj": "x"}),
@@ -74,6 +83,17 @@ def test_what_is_read_is_scaled(tmp_path: Path) -> None:
 def test_what_is_not_computed_is_refused_by_its_name(field: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=field):
         read_adapter(write(tmp_path, config={field: value}), MODEL, max_rank=4)
+
+
+def test_an_activation_is_part_of_the_version(tmp_path: Path) -> None:
+    found = [
+        read_adapter(write(tmp_path, config={"alora_invocation_tokens": tokens}), MODEL, max_rank=4)
+        for tokens in (None, [1, 2], [1, 3])
+    ]
+    assert [one.invocation for one in found] == [(), (1, 2), (1, 3)]
+    assert len({one.version() for one in found}) == 3
+    with pytest.raises(ValueError, match="bias must be none with alora_invocation_tokens"):
+        read_adapter(write(tmp_path, config={"alora_invocation_tokens": [1], "bias": "lora_only"}), MODEL, max_rank=4)
 
 
 def test_an_expression_that_takes_others_for_ever_takes_no_time(tmp_path: Path) -> None:
@@ -90,8 +110,12 @@ def test_an_expression_that_takes_others_for_ever_takes_no_time(tmp_path: Path) 
         (f"{PLACE}.k_proj.lora_A.weight", np.zeros((2, 8), np.float32), "k_proj is not a module"),
         (f"{PLACE}.q_proj.lora_magnitude_vector", np.zeros(8, np.float32), "by use_dora"),
         (f"{PLACE}.q_proj.base_layer.bias", np.zeros(8, np.float32), "by bias"),
-        ("base_model.model.lm_head.weight", np.zeros((2, 8), np.float32), "modules_to_save"),
-        ("base_model.model.model.embed_tokens.lora_embedding_A", np.zeros((2, 8), np.float32), "embeddings"),
+        ("base_model.model.lm_head.weight", np.zeros((6, 8), np.float32), "modules_to_save must not name lm_head"),
+        ("base_model.model.lm_head.base_layer.weight", np.zeros((7, 8), np.float32), "must have shape"),
+        (f"{EMBEDDING}.weight", np.zeros((6, 8), np.float32), "modules_to_save must not name .*embed_tokens"),
+        (f"{EMBEDDING}.token_adapter.trainable_tokens_delta", np.zeros((1, 8), np.float32), "must have shape"),
+        (f"{PLACE}.q_proj.weight", np.zeros((8, 8), np.float32), "modules_to_save must not name"),
+        (f"{EMBEDDING}.lora_embedding_A", np.zeros((2, 6), np.float32), "target_modules must name"),
         ("x", np.zeros(1, np.float32), "not a tensor of a supported kind"),
     ],
 )

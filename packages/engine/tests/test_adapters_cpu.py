@@ -48,6 +48,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "dora": {"r": 4, "lora_alpha": 6, "use_dora": True},
     "dora with biases": {"r": 4, "lora_alpha": 6, "use_dora": True, "bias": "lora_only"},
     "some modules": {"r": 40, "lora_alpha": 80, "target_modules": ["q_proj", "v_proj"]},
+    "activated": {"r": 4, "lora_alpha": 6, "alora_invocation_tokens": TOKENS[20:23]},
+    "both ends": {"r": 4, "target_modules": ["embed_tokens", "lm_head", "q_proj"]},
+    "tokens": {"r": 4, "target_modules": ["q_proj"], "trainable_token_indices": [TOKENS[3], 5, TOKENS[9]]},
     "by an expression": {"r": 4, "target_modules": r".*\.1\..*(k_proj|down_proj)"},
 }  # fmt: skip
 
@@ -69,9 +72,9 @@ class Bench:
             _HELD.append(packed)
             self.adapters.keep(number, packed)
 
-    def add(self, prompt: Sequence[int], slot: int, number: int | None = None) -> DrivenSequence:
-        """Return a sequence with an adapter, by default the one whose number is that of the slot."""
-        return self.driver.add(prompt, adapter=(slot, slot if number is None else number))
+    def add(self, prompt: Sequence[int], slot: int, number: int | None = None, start: int = 0) -> DrivenSequence:
+        """Return a sequence with an adapter from `start` on, by default the one whose number is that of the slot."""
+        return self.driver.add(prompt, adapter=(slot, slot if number is None else number, start))
 
     def logits(self, work: Sequence[tuple[DrivenSequence, int]]) -> list[Float32]:
         """Return the logits of the next positions of each sequence."""
@@ -117,7 +120,10 @@ def test_every_family_computes_what_peft_does(name: str, tmp_path: Path) -> None
     reference = build(CASES[name], tmp_path)
     own = bench(tmp_path)
     modules = model_modules(tmp_path, own.adapters.projections)
-    linear = [one for one, module in reference.named_modules() if type(module).__name__ in ("Linear", "Conv1D")]
+    linear = [
+        one for one, module in reference.named_modules()
+        if type(module).__name__ in ("Linear", "Conv1D") or module is reference.get_input_embeddings()
+    ]  # fmt: skip
     # PEFT renames feed-forwards of families with experts, also in a model without.
     has_experts = "deepseek3" in name or any(".experts" in one for one, _ in reference.named_parameters())
     known = [one for one in linear if modules.places(one) and not (has_experts and "self_attn" not in one)]
@@ -153,9 +159,24 @@ def test_every_kind_computes_what_peft_does(kind: str, llama: tuple[Any, Path], 
     fields = {"target_modules": linear_names(llama[0]), **KINDS[kind]}
     changed = write_adapter(copy.deepcopy(llama[0]), tmp_path, **fields)
     own.load(tmp_path)
-    [logits] = own.logits([(own.add(TOKENS, 2, 0), 100)])
+    start = 20 if "alora_invocation_tokens" in fields else 0
+    [logits] = own.logits([(own.add(TOKENS, 2, 0, start), 100)])
+    own.runner.close()
+    assert np.abs(logits[start:] - logits_of(llama[0])[start:]).max() > 1e-2
+    np.testing.assert_allclose(logits, logits_of(changed), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["both ends", "tokens"])
+def test_ends_that_share_a_table(kind: str, tmp_path: Path) -> None:
+    """The embeddings of this family are multiplied, and rows that are replaced are those of the projection too."""
+    reference = build(CASES["gemma3"], tmp_path / "model")
+    own = bench(tmp_path / "model")
+    changed = write_adapter(copy.deepcopy(reference), tmp_path / "adapter", **KINDS[kind])
+    own.load(tmp_path / "adapter")
+    logits, base = own.logits([(own.add(TOKENS, slot, number), 100) for slot, number in ((2, 0), (-1, -1))])
     own.runner.close()
     np.testing.assert_allclose(logits, logits_of(changed), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(base, logits_of(reference), atol=1e-4, rtol=0)
 
 
 @pytest.fixture(scope="module")
@@ -181,23 +202,26 @@ PACKERS = {
 def test_bits_do_not_depend_on_the_batch(form: str, llama: tuple[Any, Path], folders: list[Path]) -> None:
     """Each adapter alone in one chunk, then all beside each other in uneven chunks, with one thread and with two.
 
-    Rows without an adapter have the bits of a model that has none.
+    Rows without an adapter, and those before the first position that it computes, have the bits of a model without.
     """
     alone: list[Float32] = []
     prompts = [TOKENS, TOKENS[::-1], TOKENS[5:40], TOKENS[:2] * 11]
-    plain = _without_adapters(llama[1], PACKERS[form], prompts[3])
+    plain, before = (_without_adapters(llama[1], PACKERS[form], prompts[i]) for i in (3, 1))
+    starts = (0, 23, 0, 0)
     for num_threads in (1, 2):
         own = bench(llama[1], packer=PACKERS[form], num_threads=num_threads)
         own.load(*folders)
         slots = (0, 1, 2, -1)
         if num_threads == 1:
-            for prompt, slot in zip(prompts, slots, strict=True):
-                alone += own.logits([(own.add(prompt, slot), 100)])
+            for prompt, slot, start in zip(prompts, slots, starts, strict=True):
+                alone += own.logits([(own.add(prompt, slot, start=start), 100)])
             assert np.array_equal(alone[3], plain)
+            assert np.array_equal(alone[1][:23], before[:23])
+            assert (alone[1][23:] != before[23:]).any(axis=1).all()
             own.runner.close()
             continue
-        mixed = [(prompts[i], slots[i]) for i in (0, 3, 1, 2, 0, 3, 2, 1, 0)]
-        sequences = [own.add(prompt, slot) for prompt, slot in mixed]
+        mixed = [(prompts[i], slots[i], starts[i]) for i in (0, 3, 1, 2, 0, 3, 2, 1, 0)]
+        sequences = [own.add(prompt, slot, start=start) for prompt, slot, start in mixed]
         parts: list[list[Float32]] = [[] for _ in mixed]
         step = 0
         while any(one.num_computed < len(one.tokens) for one in sequences):
@@ -208,7 +232,7 @@ def test_bits_do_not_depend_on_the_batch(form: str, llama: tuple[Any, Path], fol
                 parts[i].append(logits)
             step += 1
         own.runner.close()
-        for (_, slot), logits in zip(mixed, parts, strict=True):
+        for (_, slot, _), logits in zip(mixed, parts, strict=True):
             assert np.array_equal(np.concatenate(logits), alone[slots.index(slot)])
 
 
@@ -239,7 +263,10 @@ def test_a_slot_gets_another_adapter_between_two_launched_steps(shared: Bench, f
 def check_a_mix(own: Bench, folders: list[Path], plain: Float32) -> None:
     """Rows with two adapters and without, beside each other, are those of each alone; then a slot gets another one."""
     own.load(*folders)
-    one, base, other = own.logits([(own.add(TOKENS, slot), 100) for slot in (1, -1, 0)])
+    one, base, other, later = own.logits(
+        [(own.add(TOKENS, slot, start=start), 100) for slot, start in ((1, 0), (-1, 0), (0, 0), (0, 9))]
+    )
+    assert np.array_equal(later[:9], plain[:9])
     assert np.array_equal(base, plain)
     for slot, logits in ((1, one), (0, other)):
         assert np.array_equal(own.logits([(own.add(TOKENS, slot), 100)])[0], logits)
@@ -248,6 +275,7 @@ def check_a_mix(own: Bench, folders: list[Path], plain: Float32) -> None:
 
 FAULTS = {
     "the rows of the model alone are touched": ("batch.adapters[:, 0]", "batch.adapters[:, 0].clip(0)"),
+    "rows before the start of an adapter are touched": ("batch.adapters[:, 2]", "0"),
     "a row has the adapter of its neighbour": ("batch.adapters[:, 0]", "batch.adapters[::-1, 0]"),
     "a slot keeps the adapter before": ("is not packed", "is None"),
     "a slot is loaded for the first row only": ("batch.adapters.tolist()", "batch.adapters[:1].tolist()"),

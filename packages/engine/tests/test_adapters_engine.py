@@ -36,16 +36,18 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
 NUM_TOKENS = 12
 PROMPTS = [np.random.default_rng(seed).integers(0, 97, 20 + 7 * seed).tolist() for seed in range(3)]
-NAMES = (None, "a", "b")
+INVOCATION, START = PROMPTS[2][21:23], 21
+NAMES = (None, "a", "b", "c")
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str | None, Any]]:
-    """A folder with a model, and two adapters of it in the folders a and b; and PEFT's models."""
+    """A folder with a model, and adapters in the folders a, b and c, which has an activation; and PEFT's models."""
     folder = tmp_path_factory.mktemp("model")
     found: dict[str | None, Any] = {None: build(CASES["qwen3"], folder)}
-    for seed, name in enumerate("ab"):
-        fields = {"r": 4 + seed, "target_modules": linear_names(found[None])}
+    for seed, name in enumerate("abc"):
+        activation = {"alora_invocation_tokens": INVOCATION} if name == "c" else {}
+        fields = {"r": 4 + seed, "target_modules": linear_names(found[None]), **activation}
         found[name] = write_adapter(copy.deepcopy(found[None]), folder / name, seed=seed, **fields)
     return folder, found
 
@@ -72,7 +74,7 @@ def expected(models: tuple[Path, Mapping[str | None, Any]]) -> Mapping[tuple[str
 class Bench:
     """An engine of one thread, stepped by the test."""
 
-    def __init__(self, folder: Path, *, adapters: Sequence[str] = "ab", **fields: Any) -> None:
+    def __init__(self, folder: Path, *, adapters: Sequence[str] = "abc", **fields: Any) -> None:
         self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
         fields = {"max_adapters": 2, "num_threads": 1, "max_total_tokens": 2048, "max_length": 256, **fields}
         config = EngineConfig(
@@ -124,6 +126,23 @@ def test_tokens_are_those_of_peft(
             assert bench.outputs[request_id] == expected[key], request_id
     assert bench.ends["1 a 1"].num_cached_tokens > 0 or OPTIONS[kind].get("max_total_tokens") == 256
     bench.engine.close()
+
+
+def test_an_adapter_with_an_activation_shares_the_prefix_of_the_model(
+    folder: Path, expected: Mapping[tuple[str | None, int], list[int]]
+) -> None:
+    """Both ways, up to the page in which it is activated; from there on it has a prefix of its own."""
+    for first, second in ((None, "c"), ("c", None)):
+        bench = Bench(folder, page_size=4)
+        for request_id, name in (("first", first), ("second", second), ("third", second), ("fourth", first)):
+            bench.ask(request_id, PROMPTS[2], name)
+            bench.run(request_id)
+            assert bench.outputs[request_id] == expected[name, 2]
+        cached = [bench.ends[one].num_cached_tokens for one in ("first", "second", "third", "fourth")]
+        assert cached == [0, START // 4 * 4, 32, 32]
+        bench.engine.close()
+    assert expected["c", 0] == expected[None, 0]  # nothing activates it
+    assert expected["c", 2] != expected[None, 2]
 
 
 def test_loading_while_requests_run(folder: Path, expected: Mapping[tuple[str | None, int], list[int]]) -> None:
@@ -178,9 +197,9 @@ def test_answers_to_commands_that_cannot_be_carried_out(folder: Path, tmp_path: 
 def test_vectors_and_log_probabilities_depend_on_the_adapter(folder: Path) -> None:
     bench = Bench(folder)
     for name in NAMES:
-        bench.ask(f"vector {name}", PROMPTS[0], name, pooling=PoolingParams(kind="mean"))
+        bench.ask(f"vector {name}", PROMPTS[2], name, pooling=PoolingParams(kind="mean"))
         sampling = SamplingParams(max_tokens=2, temperature=0.0, logprobs=1, prompt_logprobs=0)
-        bench.ask(f"scores {name}", PROMPTS[0], name, sampling=sampling)
+        bench.ask(f"scores {name}", PROMPTS[2], name, sampling=sampling)
     bench.run(*(f"{kind} {name}" for name in NAMES for kind in ("vector", "scores")))
     assert len({bench.ends[f"vector {name}"].vector for name in NAMES}) == len(NAMES)
     bench.engine.close()

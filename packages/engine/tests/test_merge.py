@@ -44,11 +44,13 @@ def test_a_merged_model_computes_what_peft_does(name: str, tmp_path: Path) -> No
     ops = TorchOps()
     load_model(tmp_path / "model", ops)
     modules = model_modules(tmp_path / "model", ops.projections)
-    known = [one for one, module in reference.named_modules() if modules.places(one) and hasattr(module, "weight")]
+    ends = {one for one, module in modules.modules.items() if module.takes_tokens or module.table}
+    named = [one for one, module in reference.named_modules() if hasattr(module, "weight")]
+    known = [one for one in named if (places := modules.places(one)) and not ends & places.keys()]
     fields = {"r": 4, "target_modules": known, **KINDS[name]}
     changed = write_adapter(copy.deepcopy(reference), tmp_path / "adapter", **fields)
     num_changed = merge_adapter(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
-    assert num_changed == len(modules.modules)
+    assert num_changed == len(modules.modules) - len(ends)
     with torch.inference_mode():
         expected = changed(torch.tensor([TOKENS])).logits[0]
     torch.testing.assert_close(logits_of(tmp_path / "merged"), expected, atol=1e-4, rtol=0)
@@ -78,4 +80,21 @@ def test_a_bias_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
     reference = build(CASES["llama"], tmp_path / "model")
     write_adapter(copy.deepcopy(reference), tmp_path / "adapter", r=2, target_modules=["q_proj"], lora_bias=True)
     with pytest.raises(ValueError, match="lora_bias must be false"):
+        merge_adapter(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        (
+            {"target_modules": ["q_proj"], "alora_invocation_tokens": [3]},
+            r"alora_invocation_tokens must be null .*\[3\]",
+        ),
+        ({"target_modules": ["embed_tokens"]}, "model.embed_tokens must not be changed"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused(fields: dict[str, Any], error: str, tmp_path: Path) -> None:
+    reference = build(CASES["llama"], tmp_path / "model")
+    write_adapter(copy.deepcopy(reference), tmp_path / "adapter", r=2, **fields)
+    with pytest.raises(ValueError, match=error):
         merge_adapter(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")

@@ -1,8 +1,9 @@
 """The scenarios of `test_scenarios` with adapters: few slots, several names, other contents under a name while it runs.
 
 The KV of the echo model depends on the contents of the adapter that is in the request's slot when a step is computed.
-So a token that was computed with another adapter, another version of it or without it differs, and so does one that
-read such KV from the cache.
+Some adapters compute from invocation tokens on only, and positions before have the KV of the model. So a token that was
+computed with another adapter, another version of it or without it differs, and so does one that read such KV from the
+cache.
 """
 
 import random
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.core import cache_keys
+from pagewood.engine.core import adapter, cache_keys
 from pagewood.engine.core.memory import adapters, kv
 from pagewood.engine.core.steps import batch_builder
 from scale import scaled
@@ -85,6 +86,21 @@ FAULTS: dict[str, list[Edit]] = {
             batch_builder.BatchBuilder, "build", "self._adapters.place_of(one) for one in admitted",
             "self._adapters.place_of(one) for one in admitted[::-1]",
         ),
+    ],
+    "prefixes of the model for activated adapters": [
+        (adapter.Activation, "marked", "if begin >= end", "if True"),
+    ],
+    "prefixes of activated adapters for others of them": [
+        (adapter.Adapter, "activation_in", "_marks_of(self.version)", "_marks_of('')"),
+    ],
+    "an adapter computes before its activation": [
+        (adapters.AdapterPool, "place_of", "request.activation.start", "request.activation.start // 2"),
+    ],
+    "an adapter computes only behind its invocation": [
+        (adapters.AdapterPool, "place_of", "request.activation.start", "request.activation.start + 1"),
+    ],
+    "the first occurrence activates": [
+        (adapter.Adapter, "activation_in", "places[-1]", "places[0]"),
     ],
     "running requests get the new version": [
         (

@@ -442,3 +442,24 @@ async def test_a_prefix_that_an_adapter_has_computed_is_found_again(
         assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
         other = await server.client.post("/v1/completions", json={"model": "echo", "prompt": text, "max_tokens": 10})
         assert other.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_a_prefix_of_the_model_is_found_for_an_adapter_with_an_activation(
+    model_folder: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    text = "a conversation with the model: " + "word " * 12
+    whole = f"{text} check this"
+    write_echo_adapter(tmp_path / "one", 1000, tokenizer.encode(whole)[-2:].tolist())
+    adapters = ServedAdapters(folders=[tmp_path])
+    async with aclosing(running(model_folder, tokenizer, adapters=adapters)) as servers:
+        server = await anext(servers)
+        loading = {"lora_name": "one", "lora_path": str(tmp_path / "one")}
+        (await server.admin.post("/v1/load_lora_adapter", json=loading)).raise_for_status()
+        await server.until(lambda: bool(server.service.status.adapter_versions))
+        undo = await drain_favourite(server)
+        num_blocks = dispatcher_of(server).num_cached_blocks
+        await server.client.post("/v1/completions", json={"model": "echo", "prompt": text, "max_tokens": 2})
+        await server.until(lambda: dispatcher_of(server).num_cached_blocks > num_blocks)
+        await undo()
+        second = await server.client.post("/v1/completions", json={"model": "one", "prompt": whole, "max_tokens": 2})
+        assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0

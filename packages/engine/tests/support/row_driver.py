@@ -32,8 +32,8 @@ class DrivenSequence:
     seed: int = 0
     is_long: bool = False
     """Whether it has the second set of factors of a model with two."""
-    adapter: tuple[int, int] | None = None
-    """The slot and the number of its adapter, -1 for none; None: the runner has no adapters."""
+    adapter: tuple[int, int, int] | None = None
+    """See `Batch.adapters`; None: the runner has no adapters."""
     is_admitted: bool = False
     """Whether a step for it has been built."""  # written by: row_driver
 
@@ -75,7 +75,7 @@ class RowDriver:
         sampling: SamplingParams | None = None,
         seed: int = 0,
         max_length: int = 0,
-        adapter: tuple[int, int] | None = None,
+        adapter: tuple[int, int, int] | None = None,
     ) -> DrivenSequence:
         """Give a prompt the next row; it may share the first pages of another sequence, as after a cache hit.
 
@@ -142,7 +142,7 @@ class RowDriver:
             namespaces=np.zeros(len(admitted), np.int64),
             is_long=np.array([] if self._short_length is None else [work[i][0].is_long for i in admitted], np.int32),
             adjustments=Adjustments.of([work[i][0] for i in admitted]),
-            adapters=np.array([work[i][0].adapter or () for i in admitted], np.int32).reshape(-1, 2),
+            adapters=np.array([work[i][0].adapter or () for i in admitted], np.int32).reshape(-1, 3),
             page_rows=page_rows,
             page_columns=page_columns,
             page_ids=page_ids,

@@ -1,18 +1,19 @@
-"""Adapters of the echo model: folders whose tensors are a number in a file."""
+"""Adapters of the echo model: folders whose tensors are a number in a file, and the tokens that activate it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pagewood.engine.api import Refusal
 from pagewood.engine.core.memory.adapters import LoadedAdapter
 
 
-def write_echo_adapter(folder: Path, content: int) -> None:
-    """Write an adapter that is made of a number."""
+def write_echo_adapter(folder: Path, content: int, invocation: Sequence[int] = ()) -> None:
+    """Write an adapter that is made of a number, and active from the last of these tokens on, if there are any."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text("{}")
-    (folder / "adapter_model.safetensors").write_text(str(content))
+    (folder / "adapter_model.safetensors").write_text(" ".join(map(str, (content, *invocation))))
 
 
 class _Loaded:
@@ -40,10 +41,11 @@ class EchoAdapters:
     def load(self, folder: str) -> _Loaded:
         """Read a folder."""
         text = (Path(folder) / "adapter_model.safetensors").read_text()
-        if not text.isdecimal():
+        if not text.replace(" ", "").isdecimal():
             refusal = Refusal(message=f"{folder} must hold a number, got {text!r}", code="adapter_invalid")
             return _Loaded(refusal)
-        return _Loaded(LoadedAdapter(version=text, weights=int(text)))
+        content, *invocation = map(int, text.split())
+        return _Loaded(LoadedAdapter(version=text, weights=content, invocation=tuple(invocation)))
 
     def keep(self, number: int, weights: object) -> None:
         """Keep what an adapter is made of."""

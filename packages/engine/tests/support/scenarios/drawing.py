@@ -277,10 +277,24 @@ def with_grammars(scenario: Scenario, rng: random.Random) -> Scenario:
 
 
 def with_adapters(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Return the scenario with few slots for several adapters, which are replaced and unloaded while requests run."""
+    """Return the scenario with few slots for several adapters, which are replaced and unloaded while requests run.
+
+    Some compute from invocation tokens on, which some prompts have.
+    """
+
+    invocations: list[tuple[int, ...]] = [()]
+    for _ in range(rng.randint(0, 3)):
+        prompt = rng.choice(scenario.arrivals).prompt
+        start = rng.randrange(min(len(prompt), 8))
+        invocations.append(tuple(prompt[start : start + rng.randint(1, 3)]))
     names = [f"adapter {number}" for number in range(rng.randint(1, 5))]
     contents = [rng.randrange(1, 1 << 40) for _ in range(6)]
-    loads = [AdapterLoad(at_step=0, until_step=0, name=name, content=rng.choice(contents)) for name in names]
+    loads = [
+        AdapterLoad(
+            at_step=0, until_step=0, name=name, content=rng.choice(contents), invocation=rng.choice(invocations)
+        )
+        for name in names
+    ]
     num_slots = rng.randint(1, 4)
     for name in names:
         step = 0
@@ -292,6 +306,7 @@ def with_adapters(scenario: Scenario, rng: random.Random) -> Scenario:
                     until_step=step + rng.choice((0, 0, 3, 9)),
                     name=name,
                     content=rng.choice((*contents, 0)),
+                    invocation=rng.choice(invocations),
                     is_pinned=num_slots > len(names) and rng.random() < 0.3,
                 )
             )

@@ -160,7 +160,8 @@ class _Loading(Generic[T]):
 
 
 class _Adapters:
-    """A source of adapters that are numbers; a folder says until which step it is read, and the number."""
+    """A source of adapters that are numbers; a folder says until which step it is read, the number, and the tokens
+    that activate it."""
 
     def __init__(self, step: Callable[[], int]) -> None:
         self._step = step
@@ -169,8 +170,9 @@ class _Adapters:
 
     def load(self, folder: str) -> _Loading[LoadedAdapter]:
         """Begin to read a folder."""
-        until_step, content = map(int, folder.split())
-        return _Loading(LoadedAdapter(version=str(content), weights=content), lambda: self._step() >= until_step)
+        until_step, content, *invocation = map(int, folder.split())
+        loaded = LoadedAdapter(version=f"{content} {invocation}", weights=content, invocation=tuple(invocation))
+        return _Loading(loaded, lambda: self._step() >= until_step)
 
     def keep(self, number: int, weights: object) -> None:
         """Keep what an adapter is made of."""
@@ -450,7 +452,8 @@ class _Run:
             self._inbox.put(Resume(request_id="resume after the abort"))
         for load in self._scenario.adapters:
             if load.at_step == self._step and load.content:
-                folder, name = f"{load.until_step} {load.content}", f"load {load.name}"
+                folder = " ".join(map(str, (load.until_step, load.content, *load.invocation)))
+                name = f"load {load.name}"
                 self._inbox.put(
                     LoadAdapter(request_id=name, name=load.name, folder=folder, replaces=True, is_pinned=load.is_pinned)
                 )
@@ -561,7 +564,7 @@ class _Run:
                 assert _REFUSALS[code](self._scenario.config), f"request {name}: {last.refusal}"
                 assert code != "queue_timeout" or name not in self._paused, f"request {name} was refused though paused"
                 continue
-            adapter = self._content_of(arrival)
+            adapter, adapter_start = self._adapter_of(arrival)
             if adapter is None:
                 assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was accepted"
                 assert code in (None, "adapter_not_found", "context_length_exceeded"), f"request {name}: {code}"
@@ -588,6 +591,7 @@ class _Run:
                 max_length=self._scenario.max_length,
                 window=self._window,
                 adapter=adapter,
+                adapter_start=adapter_start,
             )
             self._check_logprobs(name, arrival, output)
             grammar = arrival.sampling.grammar
@@ -615,15 +619,23 @@ class _Run:
             assert last.num_output_tokens >= last.num_accepted_tokens or stopped
             assert last.num_accepted_tokens <= last.num_drafted_tokens
 
-    def _content_of(self, arrival: Arrival) -> int | None:
-        """Return what the adapter of a request was made of when it arrived; None: there was none of that name."""
+    def _adapter_of(self, arrival: Arrival) -> tuple[int | None, int]:
+        """Return what the adapter of a request was made of when it arrived, and the first position that it computes;
+        None: there was none of that name."""
         if arrival.adapter is None:
-            return 0
+            return 0, 0
         loads = [load for load in self._scenario.adapters if load.name == arrival.adapter]
         # Within a step, loads end behind the requests that arrive, and unloads are sent behind them.
         before = [load for load in loads if load.until_step < arrival.at_step]
-        content = max(before, key=lambda load: load.until_step).content if before else 0
-        return content or None
+        load = max(before, key=lambda load: load.until_step) if before else None
+        if load is None or not load.content:
+            return None, 0
+        if not load.invocation:
+            return load.content, 0
+        starts = range(len(arrival.prompt) - len(load.invocation), -1, -1)
+        found = (at for at in starts if tuple(arrival.prompt[at : at + len(load.invocation)]) == load.invocation)
+        start = next(found, None)
+        return (0, 0) if start is None else (load.content, start)
 
     def _check_vector(self, name: str, arrival: Arrival, pooling: PoolingParams) -> None:
         """A request for a vector must end with the right one, and have no tokens."""
@@ -640,7 +652,8 @@ class _Run:
             return
         assert last.finish is FinishReason.STOP
         vector = np.frombuffer(last.vector, "<f4")
-        expected = oracle_vector(prompt, pooling, window=self._window, adapter=self._content_of(arrival) or 0)
+        adapter, start = self._adapter_of(arrival)
+        expected = oracle_vector(prompt, pooling, window=self._window, adapter=adapter or 0, start=start)
         assert vector.shape == expected.shape
         assert np.allclose(vector, expected, rtol=1e-6, atol=0), f"request {name}: {pooling} of {len(prompt)} tokens"
         assert (last.num_prompt_tokens, last.num_output_tokens) == (len(prompt), 0)

@@ -49,6 +49,8 @@ class AdapterLoad:
     name: str
     content: int
     """What it is made of, > 0; 0: the adapter of that name is unloaded."""
+    invocation: tuple[int, ...] = ()
+    """Tokens from whose last occurrence in a prompt on it computes; empty: it computes all positions."""
     is_pinned: bool = False
 
 

@@ -43,10 +43,12 @@ class AdapterWeights:
 
     changes: Mapping[str, Change]
     """By the name of the module, as in "model.layers.0.self_attn.q_proj"."""
+    invocation: tuple[int, ...] = ()
+    """Tokens from whose last occurrence in a prompt on it computes (aLoRA); empty: it computes all positions."""
 
     def version(self) -> str:
         """Return a digest of all that it changes; two adapters with the same one give the same results."""
-        digest = blake2b(digest_size=16)
+        digest = blake2b(repr(self.invocation).encode() if self.invocation else b"", digest_size=16)
         for name, change in sorted(self.changes.items()):
             digest.update(f"{name}\0".encode())
             for array in change.arrays:

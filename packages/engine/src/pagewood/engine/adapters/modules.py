@@ -29,6 +29,10 @@ class Module:
     """N."""
     bias: Float32 | None = None
     """`[N]`; None: it has none."""
+    takes_tokens: bool = False
+    """Whether it is an embedding, of K tokens."""
+    table: str | None = None
+    """The embedding whose table its matrix is; None: it has its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class ModelModules:
     """How the family of the model names and arranges its tensors."""
     num_heads: int
     numbers: Callable[[str], Float32]
-    """Returns the weights `[N, K]` of a module in new memory."""
+    """Returns the weights `[N, K]` of a module, or the table `[K, N]` of an embedding, in new memory."""
 
     def places(self, module: str) -> dict[str, Place]:
         """Return where the modules lie in one that an adapter names; empty: there is no such module to change."""

@@ -17,17 +17,18 @@ from pagewood.engine.json_fields import Fields, shown
 CONFIG = "adapter_config.json"
 _READ = (
     "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias", "bias",
-    "target_modules",
+    "target_modules", "alora_invocation_tokens", "trainable_token_indices", "ensure_weight_tying",
 )  # fmt: skip
 _OF_TRAINING = (
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "exclude_modules", "lora_dropout", "fan_in_fan_out", "init_lora_weights", "layers_to_transform", "layers_pattern",
     "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
-    "qalora_group_size", "runtime_config", "ensure_weight_tying",
+    "qalora_group_size", "runtime_config",
 )  # fmt: skip
 """Fields that say how an adapter was trained or where it was put, which its tensors show."""
 _MOST_PATTERNS, _MOST_CHARACTERS, _PATTERN_BYTES = 4096, 1024, 1 << 18
 """Limits of rank_pattern and alpha_pattern: entries, characters of an entry, and bytes of a compiled entry."""
+_MOST_INVOCATION = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,12 @@ class PeftConfig:
     """Whether it has biases of its own behind B."""
     replaces_bias: bool
     """Whether biases of the modules are replaced."""
+    invocation: tuple[int, ...]
+    """Tokens that activate it (aLoRA); empty: it is always active."""
+    tokens: tuple[int, ...]
+    """Tokens whose rows of the embedding are replaced."""
+    ties_ends: bool
+    """Whether what changes the embedding changes an output projection with the same table too."""
     targets: tuple[str, ...]
     """Ends of the names of modules that it may change; empty: an expression says it."""
 
@@ -75,6 +82,18 @@ class PeftConfig:
         bias = fields.text("bias", "none")
         if bias not in ("none", "lora_only"):
             raise ValueError(f"{fields.source}: bias must be none or lora_only, got {shown(bias)}")
+        invocation: Any = fields.values.get("alora_invocation_tokens")
+        if invocation is not None:
+            if bias != "none":
+                raise ValueError(f"{fields.source}: bias must be none with alora_invocation_tokens, got {shown(bias)}")
+            is_list = isinstance(invocation, list) and 1 <= len(invocation) <= _MOST_INVOCATION
+            if not is_list or not all(type(one) is int and 0 <= one < 2**31 for one in invocation):
+                raise ValueError(
+                    f"{fields.source}: alora_invocation_tokens must be 1 to {_MOST_INVOCATION} token ids, got "
+                    f"{shown(invocation)}"
+                )
+            if fields.values.get("trainable_token_indices"):
+                raise ValueError(f"{fields.source}: trainable_token_indices must be null with alora_invocation_tokens")
         targets = fields.values.get("target_modules")
         return cls(
             fields=fields,
@@ -86,6 +105,9 @@ class PeftConfig:
             has_magnitudes=fields.flag("use_dora", False),
             has_bias=fields.flag("lora_bias", False),
             replaces_bias=bias == "lora_only",
+            tokens=_replaced_tokens(fields, max_rank),
+            ties_ends=fields.flag("ensure_weight_tying", False),
+            invocation=tuple(invocation or ()),
             targets=() if targets is None or isinstance(targets, str) else fields.texts("target_modules") or (),
         )
 
@@ -106,6 +128,23 @@ class PeftConfig:
         """
         if self.targets and not any(module == one or module.endswith(f".{one}") for one in self.targets):
             raise ValueError(f"{self.fields.source}: target_modules must name {module}, which has tensors")
+
+
+def _replaced_tokens(fields: Fields, most: int) -> tuple[int, ...]:
+    found = fields.values.get("trainable_token_indices") or []
+    if isinstance(found, dict) and list(found) == ["embed_tokens"]:
+        found = found["embed_tokens"]
+    if not isinstance(found, list) or not all(type(one) is int and one >= 0 for one in found):
+        raise ValueError(
+            f"{fields.source}: trainable_token_indices must be token ids, of embed_tokens if it names modules, got "
+            f"{shown(found)}"
+        )
+    if len(found) > most or len(set(found)) < len(found):
+        raise ValueError(
+            f"{fields.source}: trainable_token_indices must be at most {most} ids, the largest rank, each once, got "
+            f"{len(found)}"
+        )
+    return tuple(found)
 
 
 def _patterns(fields: Fields, name: str, high: float) -> tuple[tuple[Any, float], ...]:

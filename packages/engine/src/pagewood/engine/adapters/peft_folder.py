@@ -5,7 +5,8 @@ are compared with the model before a tensor is read, so a folder takes no more m
 rank in every module. Pickled files are never read.
 
 Legend: r rank, K inputs, N outputs of a module.
-Source: Hu et al., LoRA, 2021; Kalajdzievski, rsLoRA, 2023; Liu et al., DoRA, 2024.
+Source: Hu et al., LoRA, 2021; Kalajdzievski, rsLoRA, 2023; Liu et al., DoRA, 2024; Greenewald et al.,
+Activated LoRA, 2025.
 """
 
 # pyright: basic
@@ -25,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from pagewood.engine.adapters.low_rank import AdapterWeights, Change
 from pagewood.engine.adapters.modules import ModelModules
 from pagewood.engine.adapters.peft_config import PeftConfig
+from pagewood.engine.models.families.stored_layout import Place
 
 TENSORS = "adapter_model.safetensors"
 Float32 = NDArray[np.float32]
@@ -32,17 +34,10 @@ _PREFIX = "base_model.model."
 _A, _B, _BIAS_OF_B, _MAGNITUDE, _BIAS = (
     "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "base_layer.bias",
 )  # fmt: skip
-_KINDS = (_A, _B, _BIAS_OF_B, _MAGNITUDE, _BIAS)
-_OTHERS: Mapping[str, str] = MappingProxyType(
-    {
-        "lora_embedding_A": "embeddings in target_modules",
-        "lora_embedding_B": "embeddings in target_modules",
-        "token_adapter.trainable_tokens_delta": "trainable_token_indices",
-        "base_layer.weight": "embeddings in target_modules",
-        "weight": "modules_to_save",
-    }
-)
-"""What configurations call that which other kinds of tensors come from."""
+_ROWS, _COPY, _WHOLE = "token_adapter.trainable_tokens_delta", "base_layer.weight", "weight"
+_OF_EMBEDDINGS: Mapping[str, str] = MappingProxyType({"lora_embedding_A": _A, "lora_embedding_B": _B})
+_KINDS = (_A, _B, _BIAS_OF_B, _MAGNITUDE, _BIAS, _ROWS, _COPY, *_OF_EMBEDDINGS, _WHOLE)
+_ENDS = ("model.embed_tokens", "lm_head")
 _DTYPES = ("F32", "BF16", "F16")
 
 
@@ -87,29 +82,61 @@ class _Reader:
             found.setdefault(module, {})[kind] = name
         if not found:
             raise ValueError(f"{self._path} must have tensors, got none")
+        if self._config.tokens and not any(_ROWS in names for names in found.values()):
+            raise ValueError(f"{self._path}: {_ROWS} must be there, by trainable_token_indices of its configuration")
         changes: dict[str, Change] = {}
         for module, names in found.items():
-            for name, change in self._changes(module, names).items():
+            for name, change in self._read(module, names).items():
                 if name in changes:
                     raise ValueError(f"{self._path}: {module} must be the only change of {name}")
                 changes[name] = change
-        return AdapterWeights(changes=changes)
+        return AdapterWeights(changes=changes, invocation=self._config.invocation)
 
     def _split(self, name: str) -> tuple[str, str]:
         """Return the module of a tensor and its kind."""
         own = name.removeprefix(_PREFIX).removesuffix(".weight" if name.endswith(f"{_MAGNITUDE}.weight") else "")
         for kind in _KINDS:
             if own.endswith(f".{kind}"):
-                return own.removesuffix(f".{kind}"), kind
-        reason = next((f": {why} are not supported" for end, why in _OTHERS.items() if own.endswith(f".{end}")), "")
-        raise ValueError(f"{self._path}: {name[:200]} is not a tensor of a supported kind{reason}")
+                return own.removesuffix(f".{kind}"), _OF_EMBEDDINGS.get(kind, kind)
+        raise ValueError(f"{self._path}: {name[:200]} is not a tensor of a supported kind")
 
-    def _changes(self, module: str, names: Mapping[str, str]) -> dict[str, Change]:
+    def _read(self, module: str, names: Mapping[str, str]) -> dict[str, Change]:
         """Return the changes by the modules that a stored one holds."""
-        config, model = self._config, self._model
-        places = model.places(module)
+        places = self._model.places(module)
         if not places:
             raise ValueError(f"{self._path}: {module[:200]} is not a module of the model that an adapter may change")
+        [end, *_] = places
+        if end in _ENDS and _COPY in names:  # a copy of the model's own weights
+            own = self._model.modules[end]
+            shape = (own.inputs, own.outputs) if own.takes_tokens else (own.outputs, own.inputs)
+            self._array(names[_COPY], *shape)
+            names = {kind: name for kind, name in names.items() if kind != _COPY}
+        if _ROWS in names and end == _ENDS[0]:
+            if len(names) > 1:
+                raise ValueError(f"{self._path}: {_ROWS} must be the only change of {module}, got {', '.join(names)}")
+            return self._replaced_rows(end, names[_ROWS])
+        for kind, why in ((_ROWS, "trainable_token_indices"), (_WHOLE, "modules_to_save"), (_COPY, "modules_to_save")):
+            if kind in names:
+                raise ValueError(f"{self._path}: {why} must not name {module}, which is not supported")
+        if end == _ENDS[0] and self._config.ties_ends:
+            raise ValueError(f"{self._path}: ensure_weight_tying must be false with {module} in target_modules")
+        return self._changes(module, names, places)
+
+    def _replaced_rows(self, embedding: str, name: str) -> dict[str, Change]:
+        """Return what replaces the rows of some tokens, also in an output projection with the same table."""
+        own, tokens = self._model.modules[embedding], self._config.tokens
+        if tokens and max(tokens) >= own.inputs:
+            raise ValueError(f"{self._path}: trainable_token_indices must be below {own.inputs}, got {max(tokens)}")
+        rows = self._array(name, len(tokens), own.outputs) - self._model.numbers(embedding)[list(tokens)]
+        chosen = np.zeros((len(tokens), own.inputs), np.float32)
+        chosen[np.arange(len(tokens)), list(tokens)] = 1
+        changes = {embedding: Change(a=chosen, b=np.ascontiguousarray(rows.T))}
+        if self._model.modules[_ENDS[1]].table == embedding:
+            changes[_ENDS[1]] = Change(a=rows, b=np.ascontiguousarray(chosen.T))
+        return changes
+
+    def _changes(self, module: str, names: Mapping[str, str], places: Mapping[str, Place]) -> dict[str, Change]:
+        config, model = self._config, self._model
         config.check_target(module)
         for kind, needed, why in (
             (_A, True, "every module"),

@@ -50,4 +50,4 @@ class CPUAdapterSource:
         except MemoryError:
             return Refusal(message="there is no memory left for the adapter", code="adapter_too_large")
         _log.info("adapter %s: %d modules, %.1f MB", folder, len(weights.changes), packed.nbytes / 1e6)
-        return LoadedAdapter(version=weights.version(), weights=packed)
+        return LoadedAdapter(version=weights.version(), weights=packed, invocation=weights.invocation)

@@ -55,7 +55,8 @@ class CacheKeys:
         return self.short_length is not None and max_length > self.short_length
 
     def of(self, namespace: str | None, *, is_long: bool, adapter: Adapter | None = None) -> Key:
-        """Return the key of a request."""
+        """Return the key of a request; that of the model if its adapter computes from some position on only."""
+        adapter = None if adapter is None or adapter.invocation else adapter
         return self.make(
             namespace,
             adapter=None if adapter is None else adapter.name,

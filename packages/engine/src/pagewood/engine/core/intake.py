@@ -233,6 +233,9 @@ class Intake:
             return refuse(submit.request_id, refusal, submit.carry)
         if isinstance(adapter, Refusal):
             return refuse(submit.request_id, adapter, submit.carry)
+        activation = None if adapter is None else adapter.activation_in(prompt)
+        if adapter is not None and adapter.invocation and activation is None:
+            adapter = None  # nothing in the prompt activates it
         sampling, pooling = submit.sampling, submit.pooling
         max_tokens = self._max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
         if pooling is not None:
@@ -256,6 +259,7 @@ class Intake:
             key=self._keys.of(submit.namespace, is_long=is_long, adapter=adapter),
             is_long=is_long,
             adapter=adapter,
+            activation=activation,
             carry=submit.carry,
             arrival=self._num_arrivals,
             arrived_s=now_s,
@@ -413,6 +417,8 @@ class Intake:
         adapter = self._adapter(command.adapter)
         if isinstance(adapter, Refusal):
             return refuse(command.request_id, adapter)
+        activation = None if adapter is None else adapter.activation_in(tokens)
+        tokens = tokens if activation is None else activation.marked(tokens, 0)
         keys = self._keys.all_of(command.namespace, adapter=adapter)
         if not command.seconds:
             num_tokens = sum(self._kv.drop(tokens, key) for key in keys) * self._kv.page_size

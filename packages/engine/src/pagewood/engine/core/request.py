@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from pagewood.engine.api import CachedPrefix, FinishReason, SamplingParams, TokenLogprob
-from pagewood.engine.core.adapter import Adapter
+from pagewood.engine.core.adapter import Activation, Adapter
 from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.masks.constrain import Compiling
 from pagewood.engine.core.messages.arrays import Int32
@@ -55,6 +55,8 @@ class Request:
     """Whether it has the second set of factors of a model with two, see `CacheKeys`."""
     adapter: Adapter | None = None
     """What computes it beside the model, the same from its arrival to its end; None: the model alone."""
+    activation: Activation | None = None
+    """Where its adapter begins to compute; None: at the first position."""
     carry: bytes
     arrival: int
     """Arrival number, unique; a preempted request keeps it."""
@@ -202,10 +204,15 @@ class Request:
         for a log probability, or whose hidden state is needed for a vector.
         """
         if self.pool is not None:
-            return self.tokens[: min(self.pool.num_done, self.num_known - 1)]
+            return self.cached_ids(0, min(self.pool.num_done, self.num_known - 1))
         if self.num_unscored:
-            return self.tokens[: self.num_prompt - self.num_unscored - 1]
-        return self.tokens[: self.num_known - 1]
+            return self.cached_ids(0, self.num_prompt - self.num_unscored - 1)
+        return self.cached_ids(0, self.num_known - 1)
+
+    def cached_ids(self, start: int, end: int) -> Int32:
+        """Return the known tokens at positions [start, end) as the ids under which the cache has their KV."""
+        tokens = self.tokens[start : min(end, self.num_known)]
+        return tokens if self.activation is None else self.activation.marked(tokens, start)
 
     def num_scored_in(self, start: int, num_tokens: int) -> int:
         """Return how many of the positions from `start` on the device scores: 0 if no token after them is reported.
@@ -228,7 +235,7 @@ class Request:
         So requests of different keys have no first token in common, and those of one key have it in common only if it
         is the same.
         """
-        tokens = self.tokens[: min(num_tokens, self.num_known)].tobytes()
+        tokens = self.cached_ids(0, num_tokens).tobytes()
         if self.key is None or not tokens:
             return tokens
         first, rest = tokens[:_TOKEN_BYTES], tokens[_TOKEN_BYTES:]
@@ -236,14 +243,14 @@ class Request:
 
     def window(self, start: int, end: int) -> bytes:
         """Return the known tokens at positions [start, end) as bytes."""
-        return self.tokens[start : min(end, self.num_known)].tobytes()
+        return self.cached_ids(start, end).tobytes()
 
     def num_shared(self, other: Request) -> int:
         """Return how many leading tokens are the same in both requests; 0 if their keys differ."""
         if self.key != other.key:
             return 0
         num_both = min(self.num_known, other.num_known)
-        differs = self.tokens[:num_both] != other.tokens[:num_both]
+        differs = self.cached_ids(0, num_both) != other.cached_ids(0, num_both)
         first = int(differs.argmax()) if num_both else 0
         return first if num_both and differs[first] else num_both
 

@@ -28,7 +28,8 @@ def model_modules(folder: Path, projections: Sequence[Projection]) -> ModelModul
     def numbers(name: str) -> Float32:
         module = modules[name]
         checkpoint = Checkpoint(folder, dtype=torch.float32)
-        return checkpoint.numbers(f"{name}.weight", module.outputs, module.inputs).numpy()
+        shape = (module.inputs, module.outputs) if module.takes_tokens else (module.outputs, module.inputs)
+        return checkpoint.numbers(f"{module.table or name}.weight", *shape).numpy()
 
     stored, num_heads = stored_layout(folder) or (StoredLayout(), 1)
     return ModelModules(modules=modules, stored=stored, num_heads=num_heads, numbers=numbers)
@@ -45,6 +46,12 @@ def _modules(projection: Projection) -> dict[str, Module]:
     start = 0
     for name, size in projection.parts:
         own_bias = None if bias is None else bias[start : start + size]
-        found[name] = Module(inputs=projection.inputs, outputs=size, bias=own_bias)
+        found[name] = Module(
+            inputs=projection.inputs,
+            outputs=size,
+            bias=own_bias,
+            takes_tokens=projection.takes_tokens,
+            table=projection.table,
+        )
         start += size
     return found

@@ -56,7 +56,17 @@ def merge_adapter(folder: Path, adapter: Path, out: Path, *, progress: Progress 
     ops = TorchOps()
     load_model(folder, ops, maps_plain=True, reads_matrices=False)
     model = model_modules(folder, ops.projections)
-    changes = dict(read_adapter(adapter, model, max_rank=MAX_ADAPTER_RANK).changes)
+    weights = read_adapter(adapter, model, max_rank=MAX_ADAPTER_RANK)
+    if weights.invocation:
+        raise ValueError(
+            f"{adapter}: alora_invocation_tokens must be null for an adapter to be merged, got "
+            f"{list(weights.invocation)}"
+        )
+    changes = dict(weights.changes)
+    for name in changes:
+        module = model.modules[name]
+        if module.takes_tokens or module.table is not None:
+            raise ValueError(f"{adapter}: {name} must not be changed by an adapter to be merged, as it is an embedding")
     merger = _Merger(model, Naming.of(names))
     written, missing = CompressedFolder(out), {name for name, one in changes.items() if one.bias is not None}
     for number, name in enumerate(names):

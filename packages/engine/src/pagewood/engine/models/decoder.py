@@ -12,7 +12,18 @@ import numpy as np
 import torch
 
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Norm, Ops, RowDivision, Step, Weights
+from pagewood.engine.models.ops import (
+    A,
+    Attention,
+    Embedding,
+    Linear,
+    Norm,
+    Ops,
+    Projection,
+    RowDivision,
+    Step,
+    Weights,
+)
 from pagewood.engine.models.parts.gathered import read_embedding, read_gathered
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
 from pagewood.engine.models.parts.layer_inputs import LayerInputs
@@ -225,21 +236,30 @@ def _read_ends(
 ) -> tuple[Embedding[A], Linear[A]]:
     """Return the embedding of tokens, if the stage `embeds`, and the output projection, if it is the last one."""
     table, vocab_size, hidden_size = "model.embed_tokens", config.vocab_size, config.hidden_size
+    bias = "lm_head.bias" if config.has_logits_bias else None
+
+    def adapted(embedding: Embedding[A]) -> Embedding[A]:
+        parts = [(table, hidden_size)]
+        own = Projection(parts=parts, inputs=vocab_size, order=None, bias=None, takes_tokens=True)
+        return ops.adaptable(embedding, own) if shard.is_whole else embedding
 
     def finished(head: Linear[A]) -> Linear[A]:
-        return make_output(config.output, head, ops)
+        parts, own_bias = [("lm_head", vocab_size)], None if bias is None else weights.stack([(bias, vocab_size)])
+        own = Projection(
+            parts=parts, inputs=hidden_size, order=None, bias=own_bias, table=table if config.tied_embeddings else None
+        )
+        return make_output(config.output, ops.adaptable(head, own) if shard.is_whole else head, ops)
 
-    bias = "lm_head.bias" if config.has_logits_bias else None
     if config.num_token_types:
         return ops.tied_embedding(_with_types(config, weights))
     if config.tied_embeddings and shard.is_whole and embeds and stage.is_last:
         numbers = None if bias is None else weights.stack([(bias, vocab_size)])
         embedding, head = ops.tied_embedding(weights.stack([(f"{table}.weight", vocab_size)], hidden_size), numbers)
-        return embedding, finished(head)
+        return adapted(embedding), finished(head)
     embedding: Embedding[A] = _elsewhere
     head: Linear[A] = _elsewhere
     if embeds:
-        embedding = read_embedding(weights, ops, table, vocab_size, hidden_size, shard)
+        embedding = adapted(read_embedding(weights, ops, table, vocab_size, hidden_size, shard))
     if stage.is_last:
         output = table if config.tied_embeddings else "lm_head"
         head = read_gathered(weights, ops, output, vocab_size, hidden_size, shard, bias=bias, change=finished)

@@ -44,6 +44,10 @@ class Projection:
     """Order of the outputs of all modules, see `Weights.stack`; each module keeps its own part."""
     bias: Tensor | None
     """`[out]`, in this order; None: zeros."""
+    takes_tokens: bool = False
+    """Whether it is an embedding: its inputs are ids of tokens, below `inputs`."""
+    table: str | None = None
+    """The embedding whose table its matrix is; None: it has its own."""
 
 
 class Embedding(Protocol[A]):

@@ -38,6 +38,7 @@ def oracle_tokens(
     max_length: int,
     window: int | None = None,
     adapter: int = 0,
+    adapter_start: int = 0,
     weights: int = 0,
 ) -> list[int]:
     """Generate one request alone, without cache, pages, batch or loop; the output does not contain the stop token.
@@ -50,13 +51,15 @@ def oracle_tokens(
         max_length: longest prompt plus output.
         window: positions that a token sees, itself included, if no layer sees all of them; None: one does.
         adapter: what its adapter is made of; 0: it has none.
+        adapter_start: the first position that the adapter computes.
         weights: what the model is made of, see `EchoRunner.weights`.
     """
     limit = max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
     tokens = list(prompt)
     output: list[int] = []
     while len(output) < limit:
-        kv = _kv_of(np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32), adapter + weights)
+        made_of = _made_of(np.arange(len(tokens)), weights, adapter, adapter_start)
+        kv = _kv_of(np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32), made_of)
         allowed = None
         if sampling.grammar is not None:
             allowed = allowed_tokens(sampling.grammar, output, stop_ids, vocab_size)
@@ -74,7 +77,7 @@ def oracle_tokens(
 
 def oracle_kv(token: int, position: int, weights: int) -> int:
     """Return the KV of a token at a position, computed while `EchoRunner.weights` was `weights`."""
-    return _sum(_kv_of(np.array([token], np.int32), np.array([position], np.int32), weights))
+    return _sum(_kv_of(np.array([token], np.int32), np.array([position], np.int32), np.array([weights], np.uint64)))
 
 
 def oracle_token(kv_sum: int, position: int, weights: int, sampling: SamplingParams, *, vocab_size: int) -> int:
@@ -83,11 +86,12 @@ def oracle_token(kv_sum: int, position: int, weights: int, sampling: SamplingPar
 
 
 def oracle_vector(
-    prompt: Sequence[int], pooling: PoolingParams, *, window: int | None = None, adapter: int = 0
+    prompt: Sequence[int], pooling: PoolingParams, *, window: int | None = None, adapter: int = 0, start: int = 0
 ) -> NDArray[np.float32]:
-    """Return the vector of a prompt, computed alone; `window` and `adapter` as in `oracle_tokens`."""
+    """Return the vector of a prompt, computed alone; see `oracle_tokens`, also for `start` (`adapter_start`)."""
     tokens = np.array(prompt, np.int32)
-    kv = _kv_of(tokens, np.arange(len(tokens), dtype=np.int32), adapter)
+    made_of = _made_of(np.arange(len(tokens)), 0, adapter, start)
+    kv = _kv_of(tokens, np.arange(len(tokens), dtype=np.int32), made_of)
     states = np.stack([echo_state(_seen(kv[: i + 1], window), i) for i in range(len(tokens))])
     chosen = {"last": states[-1], "cls": states[0], "mean": states.astype(np.float64).mean(axis=0)}[pooling.kind]
     vector = chosen[: pooling.dimensions].astype(np.float64)
@@ -171,8 +175,8 @@ class EchoRunner:
         self._adapters = adapters
         self.weights = 0
         """What the model is made of; it changes the KV and the tokens of later computations."""  # written by: running
-        self._slots_of_rows: dict[int, int] = {}
-        """By row: the slot of its adapter."""
+        self._slots_of_rows: dict[int, tuple[int, int]] = {}
+        """By row: the slot of its adapter, and the first position that it computes."""
         self._in_slots: dict[int, int] = {}
         """By slot: what its adapter is made of."""
         self._requests = requests
@@ -273,7 +277,8 @@ class EchoRunner:
                 count = self._guess(batch, indices[grant], row, start, count) if guessed is None else guessed
             tokens = self._tokens[row, start : start + count]
             assert (tokens >= 0).all(), f"row {row} computes unknown tokens in [{start}, {start + count})"
-            kv = _kv_of(tokens, np.arange(start, start + count, dtype=np.int32), self._adapter_of(row))
+            positions = np.arange(start, start + count, dtype=np.int32)
+            kv = _kv_of(tokens, positions, self._made_of(row, positions))
             if grant in broken:
                 self._write(row, start, np.full(count, _GARBAGE, np.uint64))
                 self._tokens[row, start + count] = 0  # the next step may have been launched already, and reads it
@@ -398,8 +403,8 @@ class EchoRunner:
             self._ends[row] = (int(self._lengths[row]), limit, frozenset(stop_ids))
             self._num_top.pop(row, None)
         if self._adapters is not None:
-            for row, (slot, number) in zip(batch.admitted_rows(), batch.adapters.tolist(), strict=True):
-                self._slots_of_rows[row] = slot
+            for row, (slot, number, first) in zip(batch.admitted_rows(), batch.adapters.tolist(), strict=True):
+                self._slots_of_rows[row] = slot, first
                 if slot >= 0:
                     self._in_slots[slot] = self._adapters(number)
         self._drafts.begin(batch.admitted_rows())
@@ -475,7 +480,8 @@ class EchoRunner:
 
         The layers of the guesser are in the first group.
         """
-        kv = _kv_of(self._tokens[row, :start], np.arange(start, dtype=np.int32), self._adapter_of(row))
+        positions = np.arange(start, dtype=np.int32)
+        kv = _kv_of(self._tokens[row, :start], positions, self._made_of(row, positions))
         past, tag, num_rebuilt = self._drafts.catch_up(row, kv, self._slots(row, self._first_seen(start), start))
         self._num_rebuilt += num_rebuilt
         return past, tag
@@ -483,15 +489,17 @@ class EchoRunner:
     def _draft_kv(self, row: int, position: int, past: _UInt64, tag: int) -> tuple[_UInt64, int]:
         """Write the guesser's KV at a position; return that and `past`, what it has before, and the tag up to there."""
         own = self._tokens[row, position : position + 1]
-        kv = _kv_of(own, np.array([position], np.int32), self._adapter_of(row))
+        positions = np.array([position], np.int32)
+        kv = _kv_of(own, positions, self._made_of(row, positions))
         [slot] = self._slots(row, position, position + 1).tolist()
         tag += _sum(kv)
         self._drafts.note(slot, _sum(kv), tag)
         return np.concatenate([past, kv]), tag
 
-    def _adapter_of(self, row: int) -> int:
-        """Return what the model and the adapter of a row are made of, as it is in its slot now."""
-        return self.weights + self._in_slots.get(self._slots_of_rows.get(row, -1), 0)
+    def _made_of(self, row: int, positions: Int32) -> _UInt64:
+        """Return what computes each position of a row is made of: the model and the adapter in its slot now."""
+        slot, first = self._slots_of_rows.get(row, (-1, 0))
+        return _made_of(positions, self.weights, self._in_slots.get(slot, 0), first)
 
     def _first_seen(self, position: int) -> int:
         """Return the first position that the token at `position` sees."""
@@ -572,9 +580,14 @@ def _logprobs_of(entries: Sequence[TokenLogprob | None]) -> Logprobs:
     )
 
 
-def _kv_of(tokens: Int32, positions: Int32, adapter: int) -> _UInt64:
+def _kv_of(tokens: Int32, positions: Int32, made_of: _UInt64) -> _UInt64:
     words = (tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) + np.uint64(1)
-    return mix(words if adapter == 0 else mix(words) + np.uint64(adapter))
+    return mix(words) if not made_of.any() else mix(np.where(made_of == 0, words, mix(words) + made_of))
+
+
+def _made_of(positions: NDArray[np.integer], weights: int, adapter: int, start: int) -> _UInt64:
+    """Return what computes each position is made of, where an adapter computes from `start` on."""
+    return np.uint64(weights) + np.where(positions >= start, np.uint64(adapter), np.uint64(0))
 
 
 def _sum(kv: _UInt64) -> int:

@@ -362,7 +362,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None = None
     """The adapter that a client named with it; None: the model alone."""
     adapter_version: str | None = None
-    """Of this adapter; None: unknown."""
+    """Of this adapter; None: unknown; empty: its prefixes begin as those of the model."""
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):

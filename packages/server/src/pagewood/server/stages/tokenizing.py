@@ -247,7 +247,8 @@ class TokenizerStage:
         version = message.adapter_version if isinstance(message, wire.Generate) else None
         if command.adapter is not None and version is None:
             return b""
-        key = CacheKey.of(command.namespace, adapter=command.adapter, adapter_version=version)
+        adapter = command.adapter if version else None  # without a version, its prefixes begin as those of the model
+        key = CacheKey.of(command.namespace, adapter=adapter, adapter_version=version or None)
         tokens = np.frombuffer(command.tokens + command.output, dtype="<i4")
         names = block_hashes(tokens, self._block_size, key)
         return b"".join(router_hash(name).to_bytes(wire.HASH_BYTES, "big") for name in names)

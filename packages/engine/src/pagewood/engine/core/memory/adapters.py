@@ -20,6 +20,8 @@ class LoadedAdapter:
     """See `Adapter.version`."""
     weights: object
     """See `Adapter.weights`."""
+    invocation: tuple[int, ...] = ()
+    """See `Adapter.invocation`."""
 
 
 class Loading(Protocol):
@@ -112,8 +114,8 @@ class AdapterPool:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of the loaded adapters, by name."""
-        return {name: adapter.version for name, adapter in self._by_name.items()}
+        """The versions of the loaded adapters, by name; empty where prefixes are those of the model up to a token."""
+        return {name: "" if one.invocation else one.version for name, one in self._by_name.items()}
 
     def current(self, name: str) -> Adapter | None:
         """Return the adapter that a new request gets under a name; None: the name is unknown."""
@@ -188,14 +190,15 @@ class AdapterPool:
             assert slot is not None
             self._slots.move_to_end(slot)
 
-    def place_of(self, request: Request) -> tuple[int, int]:
-        """Return the slot and the number of the adapter of a request with a row; -1 and -1: it has none."""
+    def place_of(self, request: Request) -> tuple[int, int, int]:
+        """Return the slot and the number of the adapter of a request with a row, and the first position that it
+        computes; -1, -1 and 0: it has none."""
         adapter = request.adapter
         if adapter is None:
-            return -1, -1
+            return -1, -1, 0
         slot = self._slot_of(adapter)
         assert slot is not None
-        return slot, adapter.number
+        return slot, adapter.number, 0 if request.activation is None else request.activation.start
 
     def close(self) -> None:
         """Read no more folders."""
@@ -212,6 +215,7 @@ class AdapterPool:
                 version=loaded.version,
                 number=self._num_loaded,
                 weights=loaded.weights,
+                invocation=loaded.invocation,
             )
             self._source.keep(adapter.number, loaded.weights)
             self._by_name[command.name] = adapter

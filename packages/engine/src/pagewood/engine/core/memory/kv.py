@@ -723,7 +723,7 @@ class KVSpace:
         first, request.num_passed = request.num_passed, end
         ranges = [(max(start, first), min(stop, end)) for start, stop in request.duplicates]
         if any(start < stop for start, stop in ranges):
-            cached = self.cache.peek(request.tokens[: request.num_published * self.page_size], request.key).pages
+            cached = self.cache.peek(request.cached_ids(0, request.num_published * self.page_size), request.key).pages
             for start, stop in ranges:
                 if start < stop <= len(cached):
                     self.groups.give(request.pages[start:stop], cached[start:stop])
@@ -744,7 +744,7 @@ class KVSpace:
         page_size, first = self.page_size, request.num_published
         end = request.num_computed // page_size
         insertion = self.cache.insert(
-            request.tokens[first * page_size : end * page_size],
+            request.cached_ids(first * page_size, end * page_size),
             request.pages[first:end],
             request.key,
             after=request.lease,
@@ -796,7 +796,7 @@ class KVSpace:
 
     def _remember(self, request: Request) -> None:
         """Retain or drop the published prefix of a request that has ended, as the request says."""
-        tokens = request.tokens[: request.num_published * self.page_size]
+        tokens = request.cached_ids(0, request.num_published * self.page_size)
         if not request.retain_s:
             self.drop(tokens, request.key)
         elif request.finish is not FinishReason.ERROR:

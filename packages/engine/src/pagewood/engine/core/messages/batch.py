@@ -64,8 +64,9 @@ class Batch:
     """[A, NUM_STOP_IDS] tokens that end the row of each; -1: no token."""
     namespaces: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     """[A] a number that stands for the namespace of each, for drafters that remember text; empty without a drafter."""
-    adapters: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
-    """[A, 2] the slot and the number of the adapter of each, -1 for one without; empty if the engine has no adapters.
+    adapters: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    """[A, 3] the slot and the number of the adapter of each, -1 for one without, and the first position that it
+    computes; empty if the engine has no adapters.
     A slot has the adapter that was named with it last: no earlier step reads another one there."""
     is_long: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     """[A] 1 for a request that has the second set of factors for rotations, 0 for the others; empty if the model has

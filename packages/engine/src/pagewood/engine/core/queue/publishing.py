@@ -67,7 +67,7 @@ class Publishing:
             if request is None or delta.finish not in _ENDS or cache is None:
                 passed.append(delta)
                 continue
-            keys = cache.keys_of(request.tokens[: request.num_prompt], request.key)
+            keys = cache.keys_of(request.cached_ids(0, request.num_prompt), request.key)
             self._held.append(_Held(delta=delta, keys=keys, until_s=self._clock() + PUBLISH_WAIT_S))
         return passed
 

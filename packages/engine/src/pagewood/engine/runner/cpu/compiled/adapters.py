@@ -28,6 +28,7 @@ from pagewood.engine.runner.cpu.compiled.instruction import (
     Unit,
     instruction,
     one_part,
+    single_rows,
 )
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, strict
@@ -50,7 +51,8 @@ class SiteColumn(IntEnum):
     """A column of what a slot says of a projection."""
 
     SHRINK = 0
-    """Address of `[R / 32, K, 32]`, the panels of all A; 0: the adapter does not change this projection."""
+    """Address of `[R / 32, K, 32]`, the panels of all A, or of an embedding's transposed A `[K, R]`; 0: the adapter
+    does not change this projection."""
     SIZE = 1
     """R."""
     COMPONENTS = 2
@@ -102,27 +104,29 @@ def _group(slots: Any, num_slots: Any, order: Any, runs: Any) -> Any:
 @instruction(one_part)
 @inlined
 def group_tokens(
-    scope: InScope, row_slots_at: Any, slots_at: Any, order_at: Any, runs_at: Any, num_slots: Any,
-    num_runs_at: Count, num_rows: NumRows,
+    scope: InScope, row_slots_at: Any, row_starts_at: Any, slots_at: Any, order_at: Any, runs_at: Any,
+    num_slots: Any, num_runs_at: Count, num_rows: NumRows,
 ) -> None:  # fmt: skip
     """Group the tokens of a scope by the slot of their request.
 
     Args:
         scope: of the tokens.
         row_slots_at: `[rows of the runner] int32`, the slot of each request's adapter; -1: it has none.
-        slots_at: `[T] int32`, written: the slot of each token.
+        row_starts_at: `[rows of the runner] int32`, the first position that the adapter computes.
+        slots_at: `[T] int32`, written: the slot of each token; -1: the model alone computes it.
         order_at: `[T] int32`, written: the tokens with a slot, by slot.
         runs_at: `[T, NUM_RUN_COLUMNS] int32`, written.
         num_slots: slots are below it.
         num_runs_at: written.
         num_rows: T.
     """
-    row_slots, slots = integers(row_slots_at, 0), integers(slots_at, num_rows)
+    row_slots, row_starts, slots = integers(row_slots_at, 0), integers(row_starts_at, 0), integers(slots_at, num_rows)
     rows, offsets = integers(scope[Column.ROWS], 0), integers(scope[Column.OFFSETS], 0)
+    starts = integers(scope[Column.STARTS], 0)
     for grant in range(scope[Column.NUM_GRANTS]):
-        slot = row_slots[rows[grant]]
+        slot, first = row_slots[rows[grant]], offsets[grant] + row_starts[rows[grant]] - starts[grant]
         for token in range(offsets[grant], offsets[grant + 1]):
-            slots[token] = slot
+            slots[token] = slot if token >= first else -1
     runs = integer_rows(runs_at, num_rows, NUM_RUN_COLUMNS)
     longs(num_runs_at, 1)[0] = _group(slots, num_slots, integers(order_at, num_rows), runs)
 
@@ -201,6 +205,38 @@ def shrink(
         )  # fmt: skip
 
 
+@instruction(single_rows)
+@strict
+def pick(
+    table_at: Any, site: Any, num_sites: Any, order_at: Any, runs_at: Any, tokens_at: Any, out_at: Any, most: Any,
+    part: Part,
+) -> None:  # fmt: skip
+    """Do for an embedding what `shrink` does for a projection: write the rows of the transposed A of one run's tokens.
+
+    Args:
+        table_at: see `shrink`, also for the next four.
+        site: which embedding.
+        num_sites: of the model.
+        order_at: rows by slot.
+        runs_at: the rows of this instruction.
+        tokens_at: `[T] int32`, ids, below K.
+        out_at: `[T, Z]`, written, in the order of the groups.
+        most: Z.
+        part: which run.
+    """
+    runs = integer_rows(runs_at, 0, NUM_RUN_COLUMNS)
+    slot, first, count = np.int64(runs[part, 0]), np.int64(runs[part, 1]), np.int64(runs[part, 2])
+    own = longs(table_at + 8 * NUM_SITE_COLUMNS * (slot * num_sites + site), NUM_SITE_COLUMNS)
+    if own[SiteColumn.SHRINK] == 0:
+        return
+    order, tokens, out, size = integers(order_at, 0), integers(tokens_at, 0), vector(out_at, 0), own[SiteColumn.SIZE]
+    rows = vector(own[SiteColumn.SHRINK], 0)
+    for place in range(first, first + count):
+        source = np.int64(tokens[order[place]]) * size
+        for i in range(size):
+            out[place * most + i] = rows[source + i]
+
+
 @inlined
 def _num_expanded(num_rows: Any, num_panels: Any) -> Any:
     return num_rows * ((num_panels + PANELS - 1) // PANELS)
@@ -271,5 +307,5 @@ def expand(
                     out[row, column + inside + j] = own_value
 
 
-ADAPTERS = Unit("adapters", group_tokens, group_kept, shrink, expand)
+ADAPTERS = Unit("adapters", group_tokens, group_kept, shrink, pick, expand)
 """For models to whose projections adapters may add."""

@@ -73,13 +73,23 @@ class CPUAdapters:
         num_rows: rows of the runner.
     """
 
-    __slots__ = ("_known", "_max_rank", "_num_slots", "_projections", "_resident", "_row_slots", "_table")
+    __slots__ = (
+        "_known",
+        "_max_rank",
+        "_num_slots",
+        "_projections",
+        "_resident",
+        "_row_slots",
+        "_row_starts",
+        "_table",
+    )
 
     def __init__(self, *, num_slots: int, max_rank: int, num_rows: int) -> None:
         self._num_slots = num_slots
         self._max_rank = max_rank
         self._projections: list[Projection] = []  # written by: begin, add
         self._row_slots: Int32 = np.full(num_rows, -1, np.int32)  # contents written by: admit
+        self._row_starts: Int32 = np.zeros(num_rows, np.int32)  # contents written by: admit
         self._table: Int64 | None = None  # written by: table; contents written by: admit
         self._known: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
         """By number; each lives as long as the engine refers to it."""  # contents written by: keep
@@ -138,7 +148,7 @@ class CPUAdapters:
             firsts, stacked = _stacked([None if one is None else one.a for one in changes])
             row[SiteColumn.SIZE] = len(stacked)
             if len(stacked):
-                row[SiteColumn.SHRINK] = place(_panels(stacked))
+                row[SiteColumn.SHRINK] = place(stacked.T if projection.takes_tokens else _panels(stacked))
             start = 0
             for number, ((_, size), change, first) in enumerate(zip(projection.parts, changes, firsts, strict=True)):
                 if change is not None:
@@ -159,8 +169,9 @@ class CPUAdapters:
         """Note the slot of each admitted request, and load those that get another adapter; on the worker."""
         if not len(batch.adapters):
             return
-        self._row_slots[batch.admitted_rows()] = batch.adapters[:, 0]
-        for slot, number in batch.adapters.tolist():
+        rows = batch.admitted_rows()
+        self._row_slots[rows], self._row_starts[rows] = batch.adapters[:, 0], batch.adapters[:, 2]
+        for slot, number, _ in batch.adapters.tolist():
             if slot < 0:
                 continue
             packed = self._known[number]
@@ -182,8 +193,8 @@ class CPUAdapters:
         )
         if rows == scope.tokens:
             tape.write(
-                adapters.group_tokens, rows, scope=scope, row_slots=self._row_slots, slots=own.slots, order=own.order,
-                runs=own.runs, num_slots=self._num_slots, num_runs=own.num_runs,
+                adapters.group_tokens, rows, scope=scope, row_slots=self._row_slots, row_starts=self._row_starts,
+                slots=own.slots, order=own.order, runs=own.runs, num_slots=self._num_slots, num_runs=own.num_runs,
             )  # fmt: skip
             return own
         of_tokens = self.grouping(Buffer(tape, scope.tokens, 1))
@@ -214,10 +225,15 @@ class AdaptedLinear:
         out = self._linear(x)
         shrunk = tape.buffer(x.rows, self._most)
         own = {"table": table, "site": self._number, "num_sites": table.shape[1], "order": grouping.order}
-        tape.write(
-            adapters.shrink, grouping.num_runs, **own, runs=grouping.runs, x=x, out=shrunk, size=x.size,
-            most=self._most,
-        )  # fmt: skip
+        if self._adapters.projections[self._number].takes_tokens:
+            tape.write(
+                adapters.pick, grouping.num_runs, **own, runs=grouping.runs, tokens=x, out=shrunk, most=self._most
+            )
+        else:
+            tape.write(
+                adapters.shrink, grouping.num_runs, **own, runs=grouping.runs, x=x, out=shrunk, size=x.size,
+                most=self._most,
+            )  # fmt: skip
         tape.write(
             adapters.expand, grouping.num_runs, **own, runs=grouping.runs, x=shrunk, out=out, sizes=self._sizes,
             num_panels=int((-(-self._sizes // WIDTH)).sum()), size=out.size, most=self._most,
