@@ -1,7 +1,8 @@
 """The scenarios of `test_scenarios` with weights that change while requests wait, run and are paused.
 
 KV and tokens of the echo model depend on the weights with which they are computed, and every answer says its version.
-So a token of the wrong version differs, and so does one that has read KV of other weights from the cache.
+So a token of the wrong version differs, and so does one that has read KV of other weights from the cache. While memory
+sleeps, all KV is lost.
 """
 
 import random
@@ -65,23 +66,36 @@ FAULTS: dict[str, list[Edit]] = {
     "an update while a step is in flight": [
         (loop.Engine, "_exchange_weights", "self._finish(last)", "self._late = last"),
     ],
+    "memory sleeps under cached prefixes": [
+        (intake.Intake, "_fall_asleep", "or not self._kv.empty()", ""),
+    ],
+    "memory sleeps under a request": [
+        (intake.Intake, "_fall_asleep", "self._state.holders or ", ""),
+        (intake.Intake, "_fall_asleep", "not self._kv.empty()", "False"),
+    ],
     "nothing is computed again": [
         (renewal, "renew", "if recomputes:", "if False:"),
     ],
 }
 
 
-QUICK = ("a stale prefix after an update", "an update while a step is in flight", "spans are off by one step")
+QUICK = (
+    "memory sleeps under cached prefixes",
+    "a stale prefix after an update",
+    "an update while a step is in flight",
+    "spans are off by one step",
+)
 
 
 @pytest.mark.parametrize("fault", slow_ones(FAULTS, *(FAULTS.keys() - set(QUICK))))
 def test_a_seeded_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seed_fault(FAULTS[fault], monkeypatch)
     with pytest.raises((AssertionError, AttributeError, StopIteration, KeyError)):
-        run_many(200)
+        run_many(200, sleeps="sleeps" in fault)
 
 
-def run_many(num: int) -> None:
-    """Run that many scenarios."""
+def run_many(num: int, *, sleeps: bool) -> None:
+    """Run that many scenarios, with naps or without."""
     for seed in range(num):
-        run_scenario(drawn(random.Random(seed), overlap=seed % 2 == 0, kind=None))
+        scenario = drawn(random.Random(seed), overlap=seed % 2 == 0, kind=None)
+        run_scenario(scenario if sleeps else replace(scenario, naps=()))

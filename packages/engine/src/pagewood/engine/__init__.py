@@ -12,7 +12,13 @@ from pagewood.engine.beam_search import BeamSearchParams
 if TYPE_CHECKING:
     from pagewood.engine.offline.async_llm import AsyncLLM
     from pagewood.engine.offline.beam_search import BeamSearchResult, BeamSequence
-    from pagewood.engine.offline.calls import Completion, EngineFailedError, LLMBusyError, LLMClosedError
+    from pagewood.engine.offline.calls import (
+        Completion,
+        EngineFailedError,
+        LLMAsleepError,
+        LLMBusyError,
+        LLMClosedError,
+    )
     from pagewood.engine.offline.llm import LLM
     from pagewood.engine.offline.vectors import RankedDocument
 
@@ -28,6 +34,7 @@ __all__ = [
     "EngineFailedError",
     "FinishReason",
     "Grammar",
+    "LLMAsleepError",
     "LLMBusyError",
     "LLMClosedError",
     "PoolingParams",
@@ -44,6 +51,7 @@ _MODULES = {
     "BeamSequence": "beam_search",
     "Completion": "calls",
     "EngineFailedError": "calls",
+    "LLMAsleepError": "calls",
     "LLMBusyError": "calls",
     "LLMClosedError": "calls",
     "RankedDocument": "vectors",

@@ -104,7 +104,88 @@ class LeaveGroup(msgspec.Struct, frozen=True, kw_only=True, tag="leave_group"):
     name: str
 
 
-WeightCommand: TypeAlias = UpdateWeights | JoinGroup | LeaveGroup
+SleepTag: TypeAlias = Literal["weights", "kv_cache", "scheduling"]
+"""What sleeps: the memory of weights, the memory of KV, or only the steps, which rest in any case."""
+SLEEP_TAGS: tuple[SleepTag, ...] = ("weights", "kv_cache", "scheduling")
+
+
+class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
+    """Launch no steps before `WakeUp`, and give memory back to the operating system meanwhile.
+
+    No request ends. For `kv_cache`, those that run give their KV back and compute it again afterwards; cached prefixes
+    are forgotten, but for what lower tiers keep. Weights are written to a file in the cache folder, unless they are in
+    files, or are dropped.
+
+    The answer is a `Delta` that ends with `stop` when the memory is free, or with a refusal; the engine is then awake
+    as before. It is refused while an update is read.
+
+    Raises:
+        ValueError: a tag is unknown, there is none, or weights are dropped that do not sleep.
+    """
+
+    request_id: str
+    tags: tuple[SleepTag, ...] = SLEEP_TAGS
+    drops_weights: bool = False
+    """Whether weights are forgotten: after waking, no step is launched before an update has replaced all of them."""
+
+    def __post_init__(self) -> None:
+        """Check the tags."""
+        if not self.tags:
+            raise ValueError(f"tags must name some of {', '.join(SLEEP_TAGS)}, got none")
+        _check_tags(self.tags)
+        if self.drops_weights and "weights" not in self.tags:
+            raise ValueError(f"drops_weights must be False unless weights sleep, got True with {self.tags}")
+
+
+class WakeUp(msgspec.Struct, frozen=True, kw_only=True, tag="wake_up"):
+    """Take memory again that has been given back by `Sleep`, with the weights that were there.
+
+    Steps go on when neither weights nor KV sleep, whatever else `Sleep` has named. The answer is a `Delta` that ends
+    with `stop`, or with a refusal; what slept then sleeps on.
+
+    Raises:
+        ValueError: a tag is unknown.
+    """
+
+    request_id: str
+    tags: tuple[SleepTag, ...] = ()
+    """What wakes up; empty: everything."""
+
+    def __post_init__(self) -> None:
+        """Check the tags."""
+        _check_tags(self.tags)
+
+
+def _check_tags(tags: tuple[SleepTag, ...]) -> None:
+    unknown = set(tags) - set(SLEEP_TAGS)
+    if unknown:
+        raise ValueError(f"tags must be some of {', '.join(SLEEP_TAGS)}, got {min(unknown)!r:.100}")
+
+
+def sleep_at(level: int, request_id: str) -> Sleep:
+    """Return the command for a level: 0 lets steps rest, 1 gives memory back too, 2 also drops the weights.
+
+    Raises:
+        ValueError: the level is another one.
+    """
+    if level not in (0, 1, 2):
+        raise ValueError(f"level must be 0, 1 or 2, got {level!r:.100}")
+    return Sleep(request_id=request_id, tags=SLEEP_TAGS if level else ("scheduling",), drops_weights=level == 2)
+
+
+class CheckWeights(msgspec.Struct, frozen=True, kw_only=True, tag="check_weights"):
+    """Compute a checksum of the weights, and note or compare what they are.
+
+    `snapshot` notes the tensors and what lies in memory of them; `compare` is refused with the names of tensors that
+    are others by now, or if memory differs though no tensor does. The answer is a `Delta` that ends with `stop` and has
+    the checksum in the place of the version, or with a refusal. Steps go on meanwhile.
+    """
+
+    request_id: str
+    action: Literal["checksum", "snapshot", "compare"] = "checksum"
+
+
+WeightCommand: TypeAlias = UpdateWeights | JoinGroup | LeaveGroup | Sleep | WakeUp | CheckWeights
 """Commands for the source of weights, which carries them out one after the other."""
 
 

@@ -13,6 +13,7 @@ from pagewood.engine.api import (
     TenantQuota,
 )
 from pagewood.engine.core.memory.page_groups import num_frames_needed
+from pagewood.engine.weight_commands import SleepTag
 from pagewood.schedpolicy import ORDERS
 from pagewood.schedpolicy.orders.names import MATCH_ORDERS
 from scenarios.scenario import VOCAB_SIZE, AdapterLoad, Arrival, Scenario, Update
@@ -320,7 +321,7 @@ def with_adapters(scenario: Scenario, rng: random.Random) -> Scenario:
 
 
 def with_updates(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Return the scenario with updates of the weights, which are read for some steps while requests run."""
+    """Return the scenario with updates of the weights, which are read while requests run, and with naps behind some."""
     updates: list[Update] = []
     contents = [rng.randrange(1, 1 << 40) for _ in range(3)]
     step = rng.randint(0, 6)
@@ -334,4 +335,9 @@ def with_updates(scenario: Scenario, rng: random.Random) -> Scenario:
             )
         )
         step = updates[-1].until_step + rng.randint(4, 20)
-    return replace(scenario, updates=tuple(updates))
+    naps: list[tuple[int, int, SleepTag]] = []
+    for update, end in zip(updates, (*(one.at_step for one in updates[1:]), step + 20), strict=True):
+        start = update.until_step + 1
+        if end - start > 9 and rng.random() < 0.5:  # no update begins before it is over
+            naps.append((start, start + rng.randint(0, 4), rng.choice(("kv_cache", "kv_cache", "weights"))))
+    return replace(scenario, updates=tuple(updates), naps=tuple(naps))

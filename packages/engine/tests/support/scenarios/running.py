@@ -45,7 +45,7 @@ from pagewood.engine.runner.ranks.segment import Segment
 from pagewood.engine.testing.echo import STATE_SIZE, EchoRunner, echo_logprob, oracle_tokens, oracle_vector
 from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens, text_inside
 from pagewood.engine.testing.random_drafting import RandomDrafting
-from pagewood.engine.weight_commands import UpdateWeights, WeightCommand
+from pagewood.engine.weight_commands import Sleep, UpdateWeights, WakeUp, WeightCommand
 from pagewood.schedpolicy import SlotShares
 from scenarios.faulty import FaultyRunner
 from scenarios.scenario import VOCAB_SIZE, Arrival, Scenario
@@ -190,9 +190,13 @@ class _Weights:
         self._step = step
         self._runner = runner
         self._content = 0
+        self._sleeps = False
 
     def read(self, command: WeightCommand) -> _Loading[ReadWeights]:
         """Begin to read."""
+        self._sleeps = isinstance(command, Sleep) and "kv_cache" in command.tags
+        if isinstance(command, Sleep | WakeUp):
+            return _Loading(ReadWeights(digest=""), lambda: True)
         assert isinstance(command, UpdateWeights)
         assert command.folder is not None
         until_step, self._content = map(int, command.folder.split())
@@ -203,6 +207,8 @@ class _Weights:
         runner = self._runner()
         assert isinstance(runner, FaultyRunner)
         runner.echo.weights = self._content
+        if self._sleeps:
+            runner.echo.forget_kv()
         return None
 
     def close(self) -> None:
@@ -465,6 +471,11 @@ class _Run:
                 self._inbox.put(
                     UpdateWeights(request_id=name, folder=folder, version=str(update.content), old_kv=update.old_kv)
                 )
+        for start, end, tag in self._scenario.naps:
+            if start == self._step:
+                self._inbox.put(Sleep(request_id=f"sleep {start}", tags=(tag,)))
+            if end <= self._step and tag in self._engine.asleep:  # refused as long as it falls asleep
+                self._inbox.put(WakeUp(request_id=f"wake {self._step}"))
         for number, (step, index, seconds) in enumerate(self._scenario.retains):
             if step == self._step:
                 arrival = self._scenario.arrivals[index]
@@ -496,6 +507,8 @@ class _Run:
         for delta in self._outbox.take():
             if delta.request_id.startswith("unload"):
                 continue  # it may be unloaded twice
+            if delta.request_id.startswith("wake"):
+                continue
             if not delta.request_id.isdecimal():
                 refused = delta.refusal is not None and delta.refusal.code == "no_retention"
                 assert (delta.finish, delta.first) == (FinishReason.REFUSED if refused else FinishReason.STOP, True)

@@ -10,7 +10,7 @@ from pagewood.engine.api import (
     PoolingParams,
     SamplingParams,
 )
-from pagewood.engine.weight_commands import OldKV
+from pagewood.engine.weight_commands import OldKV, SleepTag
 from scenarios.faulty import Fault
 
 VOCAB_SIZE = 40
@@ -100,6 +100,8 @@ class Scenario:
     """Loads and unloads, one of each name at a time."""
     updates: tuple[Update, ...] = ()
     """Updates of the weights, one after the other; requests then have no grammars, vectors, windows and adapters."""
+    naps: tuple[tuple[int, int, SleepTag], ...] = ()
+    """Steps before which memory begins to sleep and wakes up, and which; only with updates, and while none is read."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     guess_quality: float = 0.5

@@ -14,6 +14,7 @@ from pagewood.kvpool.arrays import check_at_least_one
 from pagewood.kvpool.joint import JointLayout
 from pagewood.kvpool.layout import PageLayout
 from pagewood.kvpool.scatter import ScatteredRows, index_pages
+from pagewood.kvpool.system_pages import return_pages
 
 # The size of a cache line, and the alignment of the widest loads of a GPU.
 _ALIGNMENT_BYTES = 64
@@ -31,11 +32,14 @@ class PageMemory:
     Attributes:
         layout: The layout of a page.
         num_pages: Number of pages.
+        is_shared: Whether other processes have the memory mapped too.
     """
 
-    __slots__ = ("_arrays", "_blocks", "_rows", "layout", "num_pages")
+    __slots__ = ("_arrays", "_blocks", "_rows", "is_shared", "layout", "num_pages")
 
-    def __init__(self, layout: PageLayout, blocks: Sequence[tuple[torch.Tensor, ...]]) -> None:
+    def __init__(
+        self, layout: PageLayout, blocks: Sequence[tuple[torch.Tensor, ...]], *, is_shared: bool = False
+    ) -> None:
         """Use existing memory.
 
         Args:
@@ -43,7 +47,9 @@ class PageMemory:
             blocks: For each layer and each array of the layout, `[num_pages, array.num_bytes] uint8`, all on one
                 device. Contiguous within a page, with any stride between pages. The caller chooses the initial
                 contents.
+            is_shared: Whether they lie in `SharedBytes`.
         """
+        self.is_shared = is_shared
         self.layout = layout
         self.num_pages = blocks[0][0].shape[0]
         self._blocks = tuple(blocks)  # contents written by: copy_pages, zero_pages, callers through views
@@ -115,6 +121,23 @@ class PageMemory:
             for block in layer:
                 block[:, ::_SYSTEM_PAGE_BYTES] |= 0
 
+    def release(self) -> None:
+        """Give the memory back to the operating system, which provides zeros when it is used again.
+
+        No page may be in use. The addresses of all arrays stay valid.
+
+        Raises:
+            ValueError: It is not on a CPU, or its arrays are not contiguous.
+            OSError: The system is not Linux.
+        """
+        if self.device.type != "cpu":
+            raise ValueError(f"device must be a CPU to give memory back, got {self.device}")
+        for layer in self._blocks:
+            for block in layer:
+                if not block.is_contiguous():
+                    raise ValueError("arrays must be contiguous to give memory back")
+                return_pages(block.data_ptr(), block.nbytes, is_shared=self.is_shared)
+
     def checksum(self, page: int) -> int:
         """Return the CRC-32 of a page's bytes, layer by layer, for tests. Waits for the device."""
         value = 0
@@ -180,7 +203,7 @@ def allocate(
     sizes = [array.num_bytes for array in layout.arrays]
     cut = partial(_zeros, device) if shared is None else shared.cut
     blocks = [tuple(cut(num_pages, size) for size in sizes) for _ in range(layout.num_layers)]
-    return PageMemory(layout, blocks)
+    return PageMemory(layout, blocks, is_shared=shared is not None)
 
 
 def allocate_joint(
@@ -204,7 +227,7 @@ def allocate_joint(
 def joined(layout: JointLayout, parts: Sequence[PageMemory]) -> PageMemory:
     """Return the memory of whole pages whose parts are in `parts`, as views."""
     blocks = [block for part in parts for layer in range(part.layout.num_layers) for block in part.blocks(layer)]
-    return PageMemory(layout, [tuple(blocks)])
+    return PageMemory(layout, [tuple(blocks)], is_shared=any(part.is_shared for part in parts))
 
 
 def memory_for(

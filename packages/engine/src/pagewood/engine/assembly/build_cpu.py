@@ -12,7 +12,7 @@ from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.assembly.adapter_source import CPUAdapterSource
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.cpu_rank import CPURank
-from pagewood.engine.assembly.cpu_weights import CPUWeights, why_fixed
+from pagewood.engine.assembly.cpu_weights import CPUWeights, why_awake, why_fixed
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.encoder_options import for_encoder
 from pagewood.engine.assembly.expert_options import expert_change
@@ -232,8 +232,9 @@ def _engine(
     tail = read_vector_tail(parts.folder, parts.model.hidden_size)
     reason = why_fixed(config) if tail is None else "vectors of the model go through further modules of its folder"
     weights = ServedWeights(
-        (source if group is None else RankedWeights(source, group)) if reason is None else None,
+        source if group is None else RankedWeights(source, group),
         why_fixed=reason or "",
+        why_awake=why_awake(config) or "",
     )
     adapters = None if rank.adapters is None else _adapter_pool(config, rank.adapters, parts.folder)
     frames = Frames(pages=allocator, layers=rank.groups, beside=beside) if isinstance(allocator, PageGroups) else None

@@ -52,6 +52,7 @@ from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.relay import ChannelRelay
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.loaded_model import LoadedModel, load_cpu_model
+from pagewood.engine.runner.cpu.weights.matrix_memory import MatrixMemory
 from pagewood.engine.runner.processors import Process
 from pagewood.engine.runner.ranks.segment import mapped
 from pagewood.engine.runner.ranks.staged_runner import StagedRunner
@@ -92,8 +93,8 @@ class CPURank:
 
     __slots__ = (
         "_beside", "_config", "_drafter", "_exchange", "_found", "_head", "_head_dims", "_kernel", "_load",
-        "_make_drafter", "_max_position", "_num_threads", "_runner", "_storage", "_units", "_variants", "adapters",
-        "groups", "layout", "loaded", "memory", "page_bytes",
+        "_make_drafter", "_max_position", "_num_threads", "_populators", "_runner", "_storage", "_units", "_variants",
+        "adapters", "groups", "layout", "loaded", "memory", "page_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -137,6 +138,7 @@ class CPURank:
         self.loaded = self._load(num_threads=num_threads, progress=progress)
         """The model."""  # written by: exchange
         self._runner: CPURunner | None = None  # written by: make_runner
+        self._populators: list[Populator] = []  # written by: make_runner
         model, variants, units = self.loaded.model, self.loaded.variants, dict.fromkeys(self.loaded.units)
         self._max_position, self._head_dims = model.config.max_position, model.config.head_dims
         if config.activations == "bfloat16" and all(kind != WeightKind.BFLOAT16_PAIRS for kind, _ in variants):
@@ -200,6 +202,25 @@ class CPURank:
         assert self._runner is not None
         self._runner.exchange_model(loaded.model)
         self.loaded = loaded
+
+    @property
+    def drafter_matrices(self) -> MatrixMemory:
+        """The memory of a drafter's matrices."""
+        return MatrixMemory() if self._drafter is None else self._drafter.matrices
+
+    def give_back_kv(self) -> None:
+        """Give the KV memory to the system; no page is in use, and no step is launched before `provide_kv`.
+
+        Raises:
+            OSError: the system is not Linux.
+        """
+        for populator in self._populators:
+            populator.give_back()
+
+    def provide_kv(self) -> None:
+        """Have the system provide the first KV memory again, as at the start."""
+        for populator in self._populators:
+            populator.reach(-1)
 
     @property
     def described_weights(self) -> str:
@@ -397,7 +418,8 @@ class CPURank:
         runner: Runner = own
         for one in (self.memory, self._beside):
             if one is not None:
-                runner = PopulatingRunner(runner, Populator(one), first=self._first_page(one))
+                self._populators.append(Populator(one))
+                runner = PopulatingRunner(runner, self._populators[-1], first=self._first_page(one))
         if place is None:
             return runner
         return StagedRunner(runner, own.learn, place.watch, place.memory, place.rank)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 from time import monotonic
+from typing import Literal
 
 import numpy as np
+from msgspec.structs import replace as replace_fields
 
 from pagewood.engine.api import (
     Abort,
@@ -52,10 +54,21 @@ from pagewood.engine.core.timeline import Timeline
 from pagewood.engine.core.vector_tail import VectorTail
 from pagewood.engine.core.weights import ServedWeights
 from pagewood.engine.seeds import arrival_seed
-from pagewood.engine.weight_commands import JoinGroup, LeaveGroup, NameVersion, UpdateWeights, WeightCommand
+from pagewood.engine.weight_commands import (
+    CheckWeights,
+    JoinGroup,
+    LeaveGroup,
+    NameVersion,
+    Sleep,
+    SleepTag,
+    UpdateWeights,
+    WakeUp,
+    WeightCommand,
+)
 
 _NO_SAMPLING = SamplingParams()
 """The parameters of requests for a vector, which draw no tokens."""
+_BUSY = Refusal(message="weights must be updated, and sleep, one after the other", code="weights_busy")
 _NO_ADAPTERS = Refusal(message="this engine has no adapters, because max_adapters is 0", param="name")
 
 
@@ -89,10 +102,10 @@ class Intake:
     """
 
     __slots__ = (
-        "_awaited", "_clock", "_compiler", "_deadlines", "_ends_early", "_eos_token_ids", "_flushes", "_fresh",
-        "_generates", "_kept_back", "_keys", "_kv", "_max_length", "_max_live", "_max_queue_s", "_notes",
-        "_num_arrivals", "_processors", "_publishing", "_quotas", "_seed", "_sign", "_state", "_vector_size",
-        "_vector_tail", "_vocab_size", "_weights",
+        "_asleep", "_awaited", "_clock", "_compiler", "_deadlines", "_ends_early", "_eos_token_ids", "_falling",
+        "_flushes", "_fresh", "_generates", "_kept_back", "_keys", "_kv", "_max_length", "_max_live", "_max_queue_s",
+        "_notes", "_num_arrivals", "_paused", "_processors", "_publishing", "_quotas", "_seed", "_sign",
+        "_slept_before", "_state", "_vector_size", "_vector_tail", "_vocab_size", "_weights",
     )  # fmt: skip
 
     def __init__(
@@ -151,6 +164,14 @@ class Intake:
         """A pause that waits for the end of requests."""  # written by: intake
         self._kept_back: list[Request] = []
         """Those that came after it."""  # written by: intake
+        self._paused: Literal["no", "in_place", "retract"] = "no"
+        """How the latest `Pause` wants it."""  # written by: intake
+        self._asleep: frozenset[SleepTag] = frozenset()
+        """What sleeps, or is about to; weights that are dropped do not."""  # written by: intake
+        self._slept_before = self._asleep
+        """The same before the latest `Sleep`."""  # written by: intake
+        self._falling: Sleep | None = None
+        """A command whose memory is still in use; it has the tags of what was awake."""  # written by: intake
         self._flushes: list[str] = []
         """Ids of flushes that wait for an idle engine."""  # written by: intake
 
@@ -197,8 +218,12 @@ class Intake:
                 return self._load_adapter(command)
             case UnloadAdapter():
                 return self._unload_adapter(command)
-            case UpdateWeights() | JoinGroup() | LeaveGroup():
+            case UpdateWeights() | JoinGroup() | LeaveGroup() | CheckWeights():
                 return self._update_weights(command)
+            case Sleep():
+                return self._sleep(command)
+            case WakeUp():
+                return self._wake_up(command)
             case NameVersion():
                 self._weights.version = self._state.weight_version = command.version
                 return self._versioned(command.request_id)
@@ -217,12 +242,14 @@ class Intake:
                 self._state.num_loading += 1
                 return None
             case Pause():
-                self._state.paused = "retract" if command.retract else "in_place"
+                self._paused = "retract" if command.retract else "in_place"
                 if command.retract:
                     retract_all(self._state)
+                self._rest()
                 return Delta(command.request_id, finish=FinishReason.STOP, first=True)
             case Resume():
-                self._state.paused = "no"
+                self._paused = "no"
+                self._rest()
                 self._go_on()
                 return Delta(command.request_id, finish=FinishReason.STOP, first=True)
 
@@ -320,6 +347,8 @@ class Intake:
         deltas = self._loaded_adapters() if self._state.num_loading and self._kv.adapters is not None else []
         if self._awaited is not None and all(one.pause != "no" for one in self._state.by_id.values()):
             deltas.append(self._pause_awaited())
+        if self._falling is not None and (answer := self._fall_asleep(self._falling)) is not None:
+            deltas.append(answer)
         for request in list(self._state.compiling):
             if request.probe is not None:
                 share = self._kv.cached_share(request)
@@ -384,6 +413,8 @@ class Intake:
         if self._awaited is not None:
             names.append(self._pause_awaited().request_id)
         update = self._weights.drop()
+        if self._falling is not None:
+            update, self._falling = self._falling.request_id, None
         if update is not None:
             self._state.num_loading -= 1
             names.append(update)
@@ -466,7 +497,8 @@ class Intake:
         assert self._awaited is not None
         command, self._awaited = self._awaited, None
         self._state.num_loading -= 1
-        self._state.paused = "in_place"
+        self._paused = "in_place"
+        self._rest()
         return Delta(command.request_id, finish=FinishReason.STOP, first=True)
 
     def _go_on(self) -> None:
@@ -480,11 +512,92 @@ class Intake:
         if isinstance(command, UpdateWeights) and command.old_kv == "keep" and self._kv.tiers is not None:
             message = "old_kv must be drop or recompute with a host cache, which may outlive the update, got keep"
             return refuse(command.request_id, Refusal(message=message, param="old_kv"))
-        refusal = self._weights.begin(command)
+        is_check = isinstance(command, CheckWeights)
+        if (isinstance(command, UpdateWeights) and "weights" in self._asleep) or (
+            is_check and "weights" in self.asleep
+        ):
+            message = "weights must be awake when they are updated or checked"
+            return refuse(command.request_id, Refusal(message=message, code="asleep"))
+        refusal = self._weights.begin(command) if self._falling is None else _BUSY
         if refusal is not None:
             return refuse(command.request_id, refusal)
         self._state.num_loading += 1
         return None
+
+    @property
+    def asleep(self) -> frozenset[SleepTag]:
+        """What sleeps, or is about to; weights that were dropped sleep until they are updated."""
+        dropped: set[SleepTag] = {"weights"} if self._weights.are_dropped else set()
+        return self._asleep | dropped
+
+    def _rest(self) -> None:
+        """Launch steps, or none, as pauses and sleep want it."""
+        if "kv_cache" in self._asleep or self._paused == "retract":
+            self._state.paused = "retract"
+        elif self._asleep or self._weights.are_dropped or self._paused != "no":
+            self._state.paused = "in_place"
+        else:
+            self._state.paused = "no"
+
+    def _sleep(self, command: Sleep) -> Delta | None:
+        memory = frozenset(command.tags) - {"scheduling"} - self.asleep
+        refusal = self._weights.why_awake(command) if memory or command.drops_weights else None
+        if self._falling is not None or self._weights.is_busy:
+            refusal = _BUSY
+        elif command.drops_weights and "weights" in self._asleep:
+            refusal = Refusal(message="weights must be awake to be dropped; they sleep already", code="asleep")
+        if refusal is not None:
+            return refuse(command.request_id, refusal)
+        kept = frozenset(command.tags) - ({"weights"} if command.drops_weights or self._weights.are_dropped else set())
+        self._slept_before, self._asleep = self._asleep, self._asleep | kept
+        self._rest()
+        if not memory:
+            return Delta(command.request_id, finish=FinishReason.STOP, first=True)
+        if "kv_cache" in memory:
+            retract_all(self._state)
+            waiting = self._state.waiting
+            for request in [one for one in self._state.by_id.values() if waiting.is_recalling(one)]:
+                waiting.remove(request)  # what is copied for it is given up
+                waiting.add(request)
+        self._falling = replace_fields(command, tags=tuple(sorted(memory)))
+        self._state.num_loading += 1
+        return None
+
+    def _fall_asleep(self, command: Sleep) -> Delta | None:
+        """Begin to give memory back if no request and no copy uses it; return the refusal if that cannot be."""
+        if "kv_cache" in command.tags and (self._state.holders or not self._kv.empty()):
+            return None
+        self._falling = None
+        refusal = self._weights.begin(command)
+        if refusal is None:
+            return None
+        self._state.num_loading -= 1
+        return self._slept(command, refusal)
+
+    def _wake_up(self, command: WakeUp) -> Delta | None:
+        tags = frozenset(command.tags) or self._asleep
+        memory = (tags & self._asleep) - {"scheduling"}
+        if self._falling is not None or self._weights.is_busy:
+            return refuse(command.request_id, _BUSY)
+        if not memory:
+            return self._slept(replace_fields(command, tags=tuple(tags)), None)
+        refusal = self._weights.begin(replace_fields(command, tags=tuple(sorted(memory))))
+        if refusal is not None:
+            return refuse(command.request_id, refusal)
+        self._state.num_loading += 1
+        return None
+
+    def _slept(self, command: Sleep | WakeUp, refusal: Refusal | None) -> Delta:
+        """Note that memory was given back or taken again, or could not be; return the answer."""
+        if isinstance(command, WakeUp) and refusal is None:
+            left = self._asleep - frozenset(command.tags)
+            self._asleep = left if left - {"scheduling"} else frozenset()
+        elif isinstance(command, Sleep) and refusal is not None:
+            self._asleep = self._slept_before
+        self._rest()
+        if refusal is not None:
+            return refuse(command.request_id, refusal)
+        return Delta(command.request_id, finish=FinishReason.STOP, first=True)
 
     @property
     def has_new_weights(self) -> bool:
@@ -500,9 +613,14 @@ class Intake:
         weights, old = self._weights, self._weights.digest
         command, refusal = weights.exchange()
         self._state.num_loading -= 1
+        if isinstance(command, Sleep | WakeUp):
+            return self._slept(command, refusal), 0
         if refusal is not None:
             return refuse(command.request_id, refusal), 0
+        if isinstance(command, CheckWeights):
+            return Delta(command.request_id, finish=FinishReason.STOP, first=True, weights=weights.checksum), 0
         num_preempted = 0
+        self._rest()
         self._state.weight_version = weights.version
         if weights.digest != old:
             self._keys = replace(self._keys, weights=weights.digest)

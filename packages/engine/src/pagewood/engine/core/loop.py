@@ -51,6 +51,7 @@ from pagewood.engine.core.steps.plan import Grant, Planner, StepPlan
 from pagewood.engine.core.steps.speculation import Speculation, SpeculationCounts
 from pagewood.engine.core.steps.stage_turns import StageTurns
 from pagewood.engine.observe.view import EngineView
+from pagewood.engine.weight_commands import SleepTag
 
 _log = logging.getLogger(__name__)
 
@@ -484,6 +485,16 @@ class Engine:
         answer, num_preempted = self._intake.exchange_weights()
         self._num_preempted += num_preempted
         self._send([answer])
+
+    @property
+    def asleep(self) -> frozenset[SleepTag]:
+        """What sleeps, see `Sleep`; weights that were dropped sleep until they are updated. Empty: steps go on."""
+        return self._intake.asleep
+
+    @property
+    def weight_version(self) -> str:
+        """The name of the weights; empty: those that it began with."""
+        return self._state.weight_version
 
     @property
     def prefix_cache(self) -> PrefixCache:

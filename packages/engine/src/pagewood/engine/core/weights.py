@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagewood.engine.api import Refusal
-from pagewood.engine.weight_commands import UpdateWeights, WeightCommand
+from pagewood.engine.weight_commands import (
+    CheckWeights,
+    JoinGroup,
+    LeaveGroup,
+    Sleep,
+    UpdateWeights,
+    WakeUp,
+    WeightCommand,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +47,8 @@ class WeightSource(Protocol):
     def exchange(self) -> str | None:
         """Let later steps compute with the weights that were read last; no step is in flight.
 
+        For `Sleep`, memory goes back to the system instead, and for `WakeUp` it is there again.
+
         Returns:
             Why the old weights stay, or None.
         """
@@ -53,15 +63,24 @@ class ServedWeights:
     """The weights of an engine. Invariant: `version` and `digest` are those of the weights of the next step.
 
     Args:
-        source: reads weights; None: they never change.
-        why_fixed: why there is no source.
+        source: reads weights; None: they never change, and never sleep.
+        why_fixed: why there is no source, or why it cannot update weights; empty: it can.
+        why_awake: why memory cannot be given back; empty: it can, if there is a source.
     """
 
-    __slots__ = ("_command", "_num_kept", "_num_updates", "_reading", "_source", "_why_fixed", "digest", "version")
+    __slots__ = (
+        "_command", "_num_kept", "_num_updates", "_reading", "_source", "_why_awake", "_why_fixed", "are_dropped",
+        "checksum", "digest", "version",
+    )  # fmt: skip
 
-    def __init__(self, source: WeightSource | None, *, why_fixed: str = "") -> None:
+    def __init__(self, source: WeightSource | None, *, why_fixed: str = "", why_awake: str = "") -> None:
         self._source = source
         self._why_fixed = why_fixed
+        self._why_awake = why_awake
+        self.checksum = ""
+        """What the latest `CheckWeights` has found."""  # written by: weights
+        self.are_dropped = False
+        """Whether there are no weights before the next update."""  # written by: weights
         self._command: WeightCommand | None = None  # written by: weights
         self._reading: ReadingWeights | None = None  # written by: weights
         self._num_updates = 0  # written by: weights
@@ -75,13 +94,29 @@ class ServedWeights:
         # written by: weights
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a command is being carried out."""
+        return self._reading is not None
+
+    def why_awake(self, command: Sleep) -> Refusal | None:
+        """Return why memory cannot be given back, or None."""
+        reason = self._why_awake or ("its runner cannot do that" if self._source is None else "")
+        if reason:
+            message = f"the memory of this engine cannot be given back, because {reason}"
+            return Refusal(message=message, code="sleep_unsupported")
+        if command.drops_weights and self._why_fixed:
+            message = f"weights must be kept, because they could not be updated: {self._why_fixed}"
+            return Refusal(message=message, code="sleep_unsupported")
+        return None
+
+    @property
     def is_due(self) -> bool:
         """Whether an update has been read, so that it can be carried out or refused."""
         return self._reading is not None and self._reading.done()
 
     def begin(self, command: WeightCommand) -> Refusal | None:
         """Begin to carry out a command; return why not, or None."""
-        if self._source is None:
+        if self._source is None or (self._why_fixed and not isinstance(command, Sleep | WakeUp | CheckWeights)):
             message = f"the weights of this engine cannot be updated, because {self._why_fixed}"
             return Refusal(message=message, code="weights_fixed")
         if self._reading is not None:
@@ -102,11 +137,19 @@ class ServedWeights:
         self._command = self._reading = None
         if isinstance(found, Refusal):
             return command, found
-        if not isinstance(command, UpdateWeights) or not command.is_last:
+        if isinstance(command, CheckWeights):
+            self.checksum = found.digest
+        if isinstance(command, JoinGroup | LeaveGroup | CheckWeights) or (
+            isinstance(command, UpdateWeights) and not command.is_last
+        ):
             return command, None
         why_not = self._source.exchange()
         if why_not is not None:
             return command, Refusal(message=f"the weights could not be exchanged: {why_not}", code="weights_failed")
+        if isinstance(command, Sleep | WakeUp):
+            self.are_dropped |= isinstance(command, Sleep) and command.drops_weights
+            return command, None
+        self.are_dropped = False
         self._num_updates += 1
         self.version = command.version or str(self._num_updates)
         if command.old_kv == "keep":

@@ -17,9 +17,15 @@ from pagewood.engine.offline.calls import Call, Completion
 from pagewood.engine.offline.engine_thread import EngineThread
 from pagewood.engine.offline.options import CallOptions, Each, Sampling
 from pagewood.engine.offline.vectors import RankedDocument, VectorRequests, Vectors
-from pagewood.engine.offline.weight_update import answered_version, weight_update
+from pagewood.engine.offline.weight_update import (
+    answered_version,
+    check_done,
+    sleep_question,
+    wake_question,
+    weight_update,
+)
 from pagewood.engine.text import ReadStops, Tokenizer
-from pagewood.engine.weight_commands import OldKV
+from pagewood.engine.weight_commands import OldKV, SleepTag
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -247,6 +253,14 @@ class AsyncLLM:
             return answered_version(await self._engine.ask(question))
         finally:
             update.__exit__(None, None, None)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give memory back until `wake_up`, see `LLM.sleep`; requests wait meanwhile, and go on afterwards."""
+        check_done(await self._engine.ask(sleep_question(level)))
+
+    async def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
+        """Take memory again, see `LLM.wake_up`."""
+        check_done(await self._engine.ask(wake_question(tags)))
 
     async def _answered(self, call: Call) -> Call:
         """Return a call when it has all answers; an exception or a cancellation aborts its requests."""

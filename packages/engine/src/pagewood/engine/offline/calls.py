@@ -19,7 +19,7 @@ from pagewood.engine.api import (
     TokenLogprob,
 )
 from pagewood.engine.text import ReadStops, TextStream, Tokenizer
-from pagewood.engine.weight_commands import NameVersion, UpdateWeights
+from pagewood.engine.weight_commands import NameVersion, Sleep, UpdateWeights, WakeUp
 from pagewood.engine.weight_spans import WeightSpan, add_span, spans_shown
 
 ENDS_OF_TEXT = (None, FinishReason.STOP, FinishReason.LENGTH)
@@ -32,6 +32,10 @@ class LLMClosedError(RuntimeError):
 
 class LLMBusyError(RuntimeError):
     """The LLM was called during another call: by a second thread, or from inside a step."""
+
+
+class LLMAsleepError(RuntimeError):
+    """The LLM was called while it sleeps: `wake_up` comes first, and an update if its weights were dropped."""
 
 
 class EngineFailedError(RuntimeError):
@@ -193,7 +197,7 @@ class Question:
 
     __slots__ = ("answer", "command", "notify")
 
-    def __init__(self, command: UpdateWeights | NameVersion | Pause | Resume | Flush) -> None:
+    def __init__(self, command: UpdateWeights | Sleep | WakeUp | NameVersion | Pause | Resume | Flush) -> None:
         self.command = command
         self.notify: Callable[[], None] = lambda: None
         """Called when the answer arrives, and when none can be expected."""  # written by: async_llm, engine_thread

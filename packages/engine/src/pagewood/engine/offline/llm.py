@@ -16,13 +16,19 @@ from pagewood.engine.model_folder.folder import default_sampling, model_folder
 from pagewood.engine.model_folder.vector_recipe import read_vector_recipe
 from pagewood.engine.offline.arguments import Arguments, Conversation, Conversations, Prompt, Prompts, engine_config
 from pagewood.engine.offline.beam_search import BeamSearches, BeamSearchResult
-from pagewood.engine.offline.calls import Call, Completion
+from pagewood.engine.offline.calls import Call, Completion, LLMAsleepError
 from pagewood.engine.offline.options import CallOptions, Each, Sampling
 from pagewood.engine.offline.shared_engine import SharedEngine
 from pagewood.engine.offline.vectors import RankedDocument, VectorRequests, Vectors
-from pagewood.engine.offline.weight_update import answered_version, weight_update
+from pagewood.engine.offline.weight_update import (
+    answered_version,
+    check_done,
+    sleep_question,
+    wake_question,
+    weight_update,
+)
 from pagewood.engine.text import ReadStops, Tokenizer
-from pagewood.engine.weight_commands import OldKV
+from pagewood.engine.weight_commands import OldKV, SleepTag
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -312,6 +318,43 @@ class LLM:
         with weight_update(tensors, version=version, old_kv=old_kv) as question:
             return answered_version(self._engine.ask(question))
 
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back to the operating system until `wake_up`; nothing is computed meanwhile.
+
+        Open streams go on afterwards. What is asked meanwhile raises `LLMAsleepError`.
+
+        Args:
+            level: 0: nothing is computed, and memory stays; 1: KV is dropped, and weights that are in no file are
+                written to the cache folder; 2: weights are dropped too, so that `update_weights` must replace all of
+                them after waking.
+
+        Raises:
+            ValueError: the level is another one, or this engine cannot give its memory back; it is awake then.
+            LLMClosedError: the LLM is closed.
+            EngineFailedError: the engine has failed.
+        """
+        self._engine.check()
+        check_done(self._engine.ask(sleep_question(level)))
+
+    def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
+        """Take memory again that `sleep` has given back, and compute when neither weights nor KV sleep.
+
+        Args:
+            tags: what wakes up, of weights, kv_cache and scheduling; None: everything.
+
+        Raises:
+            ValueError: a tag is unknown, or weights cannot be read back; they sleep on then.
+            LLMClosedError: the LLM is closed.
+            EngineFailedError: the engine has failed.
+        """
+        self._engine.check()
+        check_done(self._engine.ask(wake_question(tags)))
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether something sleeps, or dropped weights have not been updated."""
+        return self._engine.is_asleep
+
     def close(self) -> None:
         """Release threads and memory; open streams raise `LLMClosedError`. May be called twice."""
         self._engine.close()
@@ -374,6 +417,7 @@ class Stream:
             ValueError: the engine refused the prompt.
             LLMClosedError: the LLM was closed.
             LLMBusyError: another thread is using the LLM; the stream can continue later.
+            LLMAsleepError: the LLM sleeps; the stream can continue later.
             EngineFailedError: the engine has failed.
         """
         if self._is_done:
@@ -381,6 +425,8 @@ class Stream:
         turn = self._engine.turn()
         try:
             text = self._engine.read(self._call, turn)
+        except LLMAsleepError:
+            raise
         except BaseException:
             self._is_done = True
             raise

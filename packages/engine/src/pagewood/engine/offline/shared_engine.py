@@ -14,6 +14,7 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.offline.calls import (
     Call,
     EngineFailedError,
+    LLMAsleepError,
     LLMBusyError,
     LLMClosedError,
     Question,
@@ -128,6 +129,7 @@ class SharedEngine:
             try:
                 self._open(call)
                 while call.num_open:
+                    self._check_awake()
                     self._step()
                     hold.check()
                     ended = call.read().ended
@@ -141,7 +143,7 @@ class SharedEngine:
     def read(self, call: Call, turn: threading.Lock) -> str:
         """Return the new text of a submitted call, or "" if it is answered; step the engine until one of them holds.
 
-        An exception aborts the requests.
+        An exception aborts the requests, but for `LLMAsleepError`.
 
         Args:
             call: the requests that are being computed.
@@ -157,8 +159,11 @@ class SharedEngine:
                         self._settle()
                     if news.text or not call.num_open:
                         return news.text
+                    self._check_awake()
                     self._step()
                     hold.check()
+        except LLMAsleepError:
+            raise
         except BaseException:
             self._leave(call.request_ids)
             raise
@@ -189,6 +194,15 @@ class SharedEngine:
             finally:
                 self._is_closed = True
                 self._engine.close()
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the engine launches no steps before it is woken up."""
+        return bool(self._engine.asleep)
+
+    def _check_awake(self) -> None:
+        if self.is_asleep:
+            raise LLMAsleepError(f"the LLM sleeps ({', '.join(sorted(self._engine.asleep))}): call wake_up first")
 
     def _open(self, call: Call) -> None:
         self.check()

@@ -1,16 +1,16 @@
-"""Updates of weights as questions to an engine, for `LLM` and `AsyncLLM`."""
+"""Updates of weights, and sleep, as questions to an engine, for `LLM` and `AsyncLLM`."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from pagewood.engine.api import Delta
+from pagewood.engine.api import Delta, FinishReason
 from pagewood.engine.offline.calls import Question
-from pagewood.engine.weight_commands import OldKV, UpdateWeights
+from pagewood.engine.weight_commands import OldKV, SleepTag, UpdateWeights, WakeUp, sleep_at
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,3 +49,34 @@ def answered_version(answer: Delta) -> str:
     if not answer.weights:
         raise RuntimeError("the engine has ended before the weights were read")
     return answer.weights
+
+
+def sleep_question(level: int) -> Question:
+    """Return the question that lets an engine sleep.
+
+    Raises:
+        ValueError: the level is not 0, 1 or 2.
+    """
+    return Question(sleep_at(level, f"sleep-{uuid4().hex}"))
+
+
+def wake_question(tags: Sequence[SleepTag] | None) -> Question:
+    """Return the question that wakes an engine up.
+
+    Raises:
+        ValueError: a tag is unknown.
+    """
+    return Question(WakeUp(request_id=f"wake-{uuid4().hex}", tags=tuple(tags or ())))
+
+
+def check_done(answer: Delta) -> None:
+    """Check that a command was carried out.
+
+    Raises:
+        ValueError: it was refused.
+        RuntimeError: the engine has ended before it.
+    """
+    if answer.refusal is not None:
+        raise ValueError(answer.refusal.message)
+    if answer.finish is not FinishReason.STOP:
+        raise RuntimeError("the engine has ended before that")

@@ -236,6 +236,11 @@ class EchoRunner:
             if step.result is None:
                 step.result = self._compute(step)
 
+    def forget_kv(self) -> None:
+        """Lose all KV, as memory that was given back to the system; no step is in flight."""
+        assert not self._queue
+        self._kv.fill(_GARBAGE)
+
     def close(self) -> None:
         """Set `closed`."""
         self.closed = True

@@ -245,6 +245,11 @@ class DividedKV:
         """Drop the cached pages that no request uses; return how many there were."""
         return sum(space.flush() for space in self.spaces)
 
+    def empty(self) -> bool:
+        """Give up all cached pages; return whether all are free. No request may hold a row."""
+        are_empty = [space.empty() for space in self.spaces]
+        return all(are_empty)
+
     def heal(self) -> None:
         """Forget all cached prefixes and free every page. No request may wait or hold a row."""
         for space in self.spaces:

@@ -675,6 +675,19 @@ class KVSpace:
         self.epoch += 1
         return len(pages)
 
+    def empty(self) -> bool:
+        """Give up all cached pages, those that lower tiers want after they were copied; return whether all are free.
+
+        No request may hold a row. If pages are still read, the caller tries again later.
+        """
+        if self._retention is not None:
+            self._retention.clear(self.cache)
+        self._allocator.free(self.cache.evict(self.num_ids))
+        if isinstance(self.cache, KeepingCache):
+            self.cache.finish_copies()
+        self.epoch += 1
+        return not len(self._allocator.held_pages())
+
     def heal(self) -> None:
         """Forget all cached prefixes and free every page. No request may wait or hold a row."""
         self.cache = self._make_cache()

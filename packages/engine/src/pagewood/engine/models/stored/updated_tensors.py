@@ -13,9 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from pagewood.engine.models.stored.checkpoint_files import holds_gguf
@@ -244,6 +246,33 @@ class UpdatedTensors:
             self._folder,
             self._base,
             replaced,
+            base_digest=self._base_digest,
+            stored=self._stored,
+            first=self._first,
+        )
+
+    def lacking(self) -> list[str]:
+        """Return the names of the tensors that decoders need and no update has replaced."""
+        return sorted(one for one in self._names - self._replaced.keys() if not self.is_unneeded(one))
+
+    def on_disk(self, folder: Path) -> UpdatedTensors:
+        """Return the same tensors; what was replaced lies in a file without a name in a folder, and is mapped from it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if not self._replaced:
+            return self
+        with NamedTemporaryFile(dir=folder, suffix=".safetensors") as file:
+            try:
+                save_file({name: one.read().contiguous() for name, one in self._replaced.items()}, file.name)
+            except SafetensorError as error:
+                raise OSError(f"updated weights could not be written to {folder}: {error}") from error
+            files = LooseFiles([Path(file.name)])
+        return UpdatedTensors(
+            self._folder,
+            self._base,
+            {name: Replacement(files=files, name=name, digest=one.digest) for name, one in self._replaced.items()},
             base_digest=self._base_digest,
             stored=self._stored,
             first=self._first,

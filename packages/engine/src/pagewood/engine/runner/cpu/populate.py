@@ -31,11 +31,12 @@ class Populator:
     Page allocators hand out low page ids first and reuse those that were freed last, so the highest page in use says
     how much memory is needed. If the system cannot populate memory, all of it is written at the start.
 
-    Invariant: contents never change.
+    Invariant: contents never change but by `give_back`.
     """
 
     __slots__ = (
         "_ahead", "_is_closed", "_memory", "_num_populated", "_piece", "_populate", "_thread", "_wake", "_wanted",
+        "_working",
     )  # fmt: skip
 
     def __init__(self, memory: PageMemory, *, num_ahead_bytes: int = _AHEAD_BYTES) -> None:
@@ -46,8 +47,9 @@ class Populator:
         self._ahead = max(1, num_ahead_bytes // page_bytes)
         self._piece = max(1, _PIECE_BYTES // largest)
         self._wake = threading.Condition()
-        self._num_populated = 0  # written by: the thread
-        self._wanted = min(self._ahead, memory.num_pages)  # written by: reach
+        self._working = threading.Lock()  # held while memory is provided
+        self._num_populated = 0  # written by: the thread, give_back
+        self._wanted = min(self._ahead, memory.num_pages)  # written by: reach, give_back
         self._is_closed = False  # written by: close
         self._thread: threading.Thread | None = None
         self._populate = _populate_function()
@@ -76,6 +78,18 @@ class Populator:
                 self._wanted = wanted
                 self._wake.notify()
 
+    def give_back(self) -> None:
+        """Give all of the memory back to the system, and provide nothing before the next `reach`; no page is in use.
+
+        Raises:
+            OSError: the system is not Linux.
+        """
+        with self._wake:
+            self._wanted = 0
+        with self._working:
+            self._memory.release()
+            self._num_populated = 0
+
     def close(self) -> None:
         """End the thread; a second call does nothing."""
         with self._wake:
@@ -93,9 +107,11 @@ class Populator:
                     self._wake.wait()
                 if self._is_closed:
                     return
-            end = min(self._num_populated + self._piece, self._memory.num_pages)
-            self._provide(self._num_populated, end)
-            self._num_populated = end
+            with self._working:
+                if self._num_populated < self._wanted:
+                    end = min(self._num_populated + self._piece, self._memory.num_pages)
+                    self._provide(self._num_populated, end)
+                    self._num_populated = end
 
     def _provide(self, first: int, last: int) -> bool:
         """Provide pages [first, last); return whether the system could."""

@@ -30,6 +30,8 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.loaded_model import load_cpu_model
+from pagewood.engine.runner.cpu.weights.matrix_memory import MatrixMemory
+from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.storage import AnyLayout, AnyStorage, storage_for
 from pagewood.kvpool import JointLayout
 from pagewood.kvpool.memory import PageMemory, SharedBytes, allocate, allocate_joint
@@ -111,6 +113,8 @@ class LoadedDrafter:
     """Further ones, see `CPUOps.units`."""
     root: int
     """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
+    matrices: MatrixMemory
+    """The memory of its own matrices."""
 
     @property
     def memory(self) -> DrafterMemory:
@@ -192,16 +196,17 @@ def load_drafter(
             progress=progress,
         )
         model, variants, mark = loaded.model, loaded.variants, loaded.mark
-        units = loaded.units
+        units, matrices = loaded.units, loaded.memory
     else:
-        ops = CPUOps(exchange=exchange)
+        packer = Packer("float32")
+        ops = CPUOps(packer, exchange=exchange)
         model = load_head(found.folder, target, ops, progress=progress)
-        variants, units = frozenset(ops.variants), tuple(ops.units)
+        variants, units, matrices = frozenset(ops.variants), tuple(ops.units), MatrixMemory.of(packer)
     if target_digest is not None:
         digest.begin()
     known = digest.known() if target_digest is None or target.shard.is_whole else digest.wait()  # the same on all ranks
     root = _root(known, target_digest, mark=f"{found.kind}{mark}")
-    return LoadedDrafter(model=model, target=target, variants=variants, units=units, root=root)
+    return LoadedDrafter(model=model, target=target, variants=variants, units=units, root=root, matrices=matrices)
 
 
 def _root(digest: bytes | None, target_digest: bytes | None, *, mark: str) -> int:

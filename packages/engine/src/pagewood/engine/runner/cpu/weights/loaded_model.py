@@ -36,6 +36,7 @@ from pagewood.engine.runner.cpu.program.exchange import Exchange
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.relay import ChannelRelay
 from pagewood.engine.runner.cpu.program.tape import Buffer
+from pagewood.engine.runner.cpu.weights.matrix_memory import MatrixMemory
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.cpu.weights.packing import PackedShape, PackedWeight
 from pagewood.engine.weights.cache import DamagedFile, PackedReader, PackedWriter, weights_file, weights_folder
@@ -61,6 +62,7 @@ class LoadedModel:
     form: WeightFormat
     expert_rows: Mapping[int, NDArray[np.int64]]
     """See `CPUOps.expert_rows`."""
+    memory: MatrixMemory
 
     @property
     def mark(self) -> str:
@@ -233,6 +235,7 @@ def _load(
         units=tuple(ops.units) if relay is None else (*ops.units, EXCHANGE, HAND_OVER),
         form=packer.form,
         expert_rows=ops.expert_rows,
+        memory=MatrixMemory.of(packer),
     )
 
 

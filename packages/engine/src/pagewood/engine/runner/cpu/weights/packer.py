@@ -12,10 +12,11 @@ import mmap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -59,7 +60,7 @@ _SLICES = 2  # that a thread converts before the memory of a file that holds the
 class Packer:
     """Packs matrices one after the other. Invariant: what it returns does not refer to what it was given."""
 
-    __slots__ = ("_has_pairs", "_memory", "_num_threads", "activations", "form")
+    __slots__ = ("_has_pairs", "_memory", "_num_threads", "activations", "form", "made", "mapped")
 
     def __init__(
         self,
@@ -84,6 +85,10 @@ class Packer:
         self._has_pairs = activations == "bfloat16" or (activations == "auto" and pair_level() == PairLevel.AVX512_BF16)
         self._memory = memory or (lambda shape: (allocate(shape), False))
         self._num_threads = num_threads
+        self.made: list[NDArray[Any]] = []
+        """The memory of all matrices that lie in new memory."""  # written by: pack, panels, table
+        self.mapped: list[NDArray[Any]] = self.made if memory is None else []
+        """The memory of those that lie where `memory` says."""  # written by: pack
 
     def pack(self, weight: Matrix) -> PackedWeight | None:
         """Return `weight` `[N, K]` packed; None: its form is float32, see `panels` and `table`.
@@ -99,6 +104,7 @@ class Packer:
         depth = -(-inputs // STEP) * STEP
         group = {WeightKind.INT8: depth, WeightKind.INT4: GROUP}.get(kind, inputs)
         packed, is_written = self._memory(PackedShape(kind=kind, size=size, inputs=inputs, group=group))
+        self.mapped.append(packed.memory)
         if is_written:
             return packed
         if kind.has_codes:
@@ -128,7 +134,8 @@ class Packer:
             panels[start : start + len(whole) // WIDTH] = whole.view(-1, WIDTH, inputs).transpose(1, 2)
 
         self._write_floats(weight, write)
-        return panels.numpy()
+        self.made.append(panels.numpy())
+        return self.made[-1]
 
     def table(self, weight: Matrix) -> F32:
         """Return a copy of `weight` `[N, K]`."""
@@ -138,7 +145,8 @@ class Packer:
             table[first : first + len(rows)] = rows
 
         self._write_floats(weight, write)
-        return table.numpy()
+        self.made.append(table.numpy())
+        return self.made[-1]
 
     def _write_floats(self, weight: Matrix, write: Callable[[int, Tensor], None]) -> None:
         """Call `write` for the first output of each slice and its numbers `[n, K]` as float32."""
@@ -211,6 +219,7 @@ class Packer:
         if shape is None:
             return None
         packed, is_written = self._memory(shape)
+        self.mapped.append(packed.memory)
         if not is_written:
             size, inputs = weight.shape
             self._write(
