@@ -267,12 +267,14 @@ def test_a_router_reads_the_parts_of_a_key() -> None:
     cache = RadixCache(1)
     log, index = EventLog(cache), RemoteIndex()
     index.apply(log.read(index.position))
-    cache.insert(ids(1), ids(0), CacheKey("salt", "adapter", 3, rope="long"))
+    key = CacheKey("salt", "adapter", 3, "weights", rope="long")
+    cache.insert(ids(1), ids(0), key)
     update = log.read(index.position)
     [event] = router_events(update.events)
     assert isinstance(event, dict)
     assert (event["cache_salt"], event["lora_name"]) == ("salt", "adapter")
+    assert event["weights_version"] == "weights"
     assert event["extra_keys"] == [["adapter", "long", "salt"]]
     assert index.apply(from_plain(to_plain(update)))
-    assert index.match(ids(1), CacheKey("salt", "adapter", 3, rope="long")) == 1
+    assert index.match(ids(1), key) == 1
     assert index.match(ids(1), CacheKey("salt", "adapter", 3)) == 0

@@ -23,7 +23,8 @@ def router_events(events: Iterable[Event], *, form: Form = "map", medium: Medium
 
     A namespace that is a string is the salt. In a tuple, such as a `CacheKey`, the first part is the salt, the second
     the adapter and the fifth the rope, if they are strings. They are in `extra_keys` of each block as in vLLM, adapter
-    and salt also in fields of their own (`lora_name`, and as in SGLang `cache_salt`, which only maps have).
+    and salt also in fields of their own (`lora_name`, and as in SGLang `cache_salt`, which only maps have). The fourth
+    part, what distinguishes updated weights, is the field `weights_version` of maps.
 
     Args:
         events: events of one cache, in their order.
@@ -36,7 +37,7 @@ def router_events(events: Iterable[Event], *, form: Form = "map", medium: Medium
 def _plain(event: Event, form: Form, medium: Medium) -> object:
     match event:
         case BlockStored():
-            salt, adapter, rope = _texts_of(event.namespace)
+            salt, adapter, weights, rope = _texts_of(event.namespace)
             keys = [key for key in (adapter, rope, salt) if key is not None]
             fields: dict[str, object] = {
                 "block_hashes": [router_hash(name) for name in event.block_hashes],
@@ -51,6 +52,8 @@ def _plain(event: Event, form: Form, medium: Medium) -> object:
                 fields["extra_keys"] = [keys] * len(event.block_hashes)
             if salt is not None and form == "map":
                 fields["cache_salt"] = salt
+            if weights is not None and form == "map":
+                fields["weights_version"] = weights
         case BlockRemoved():
             fields = {"block_hashes": [router_hash(name) for name in event.block_hashes], "medium": medium}
         case AllBlocksCleared():
@@ -59,8 +62,8 @@ def _plain(event: Event, form: Form, medium: Medium) -> object:
     return {"type": name} | fields if form == "map" else [name, *fields.values()]
 
 
-def _texts_of(namespace: Namespace) -> tuple[str | None, str | None, str | None]:
-    """Return the salt, the adapter and the rope of a namespace, those of them that are strings."""
+def _texts_of(namespace: Namespace) -> tuple[str | None, str | None, str | None, str | None]:
+    """Return the salt, the adapter, the weights' version and the rope of a namespace, if they are strings."""
     parts = namespace if isinstance(namespace, tuple) else (namespace,)
-    salt, adapter, _, _, rope = [part if isinstance(part, str) else None for part in (*parts, *[None] * 5)[:5]]
-    return salt, adapter, rope
+    salt, adapter, _, weights, rope = [part if isinstance(part, str) else None for part in (*parts, *[None] * 5)[:5]]
+    return salt, adapter, weights, rope
