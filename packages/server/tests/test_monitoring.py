@@ -122,7 +122,7 @@ async def test_nearly_every_series_is_on_the_dashboard(shown: dict[str, set[str]
         "pagewood_num_requests_running_by_priority", "pagewood_prefix_cache_requests_total",
         "pagewood_start_time_seconds", "pagewood_process_threads", "pagewood_process_open_files",
         "pagewood_request_inference_time_seconds", "pagewood_request_time_per_output_token_seconds",
-        "pagewood_request_params_n", "pagewood_request_params_max_tokens",
+        "pagewood_request_params_n", "pagewood_request_params_max_tokens", "pagewood_weights_info", "pagewood_asleep",
     }  # fmt: skip
 
 

@@ -32,11 +32,12 @@ KEYS = (
 PROMPT = "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all."
 GREEDY = {"temperature": 0, "max_tokens": 2}
 ADMINS_ONLY = {
-    "ContinueGeneration", "DestroyWeightsUpdateGroup", "Drain", "FinishWeightUpdate", "FlushCache",
-    "InitWeightTransferEngine", "InitWeightsUpdateGroup", "IsPaused", "LoadAdapter", "LoadLoraAdapter", "Pause",
-    "PauseGeneration", "Profile", "RestartEngine", "Resume", "ServerInfo", "StartWeightUpdate", "UnloadAdapter",
-    "UnloadLoraAdapter", "UpdateWeightVersion", "UpdateWeights", "UpdateWeightsFromDisk",
-    "UpdateWeightsFromDistributed", "UpdateWeightsFromFiles", "Watch", "WeightVersion",
+    "CheckWeights", "ContinueGeneration", "DestroyWeightsUpdateGroup", "Drain", "FinishWeightUpdate", "FlushCache",
+    "InitWeightTransferEngine", "InitWeightsUpdateGroup", "IsPaused", "IsSleeping", "LoadAdapter",
+    "LoadLoraAdapter", "Pause", "PauseGeneration", "Profile", "ReleaseMemoryOccupation", "RestartEngine", "Resume",
+    "ResumeMemoryOccupation", "ServerInfo", "Sleep", "StartWeightUpdate", "UnloadAdapter", "UnloadLoraAdapter",
+    "UpdateWeightVersion", "UpdateWeights", "UpdateWeightsFromDisk", "UpdateWeightsFromDistributed",
+    "UpdateWeightsFromFiles", "WakeUp", "Watch", "WeightVersion",
 }  # fmt: skip
 """Names of operations. An operation that is new belongs here or is for everyone with a key: decide, then add it."""
 NO_KEY = {"Health", "HealthGenerate", "Ready"}

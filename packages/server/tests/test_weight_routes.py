@@ -6,10 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from echo_weights import write_echo_weights
 from memory_server import MemoryServer
+from pagewood.engine.weight_commands import Sleep, WakeUp, sleep_at
+from pagewood.server.messages.sleep_state import SleepState
 
 pytestmark = pytest.mark.anyio
 
@@ -66,6 +69,15 @@ async def test_updates_by_the_routes_of_sglang(server: MemoryServer, tmp_path: P
     assert await send(server, "/update_weight_version", {"new_version": "b"}) == (200, {**done, "weight_version": "b"})
     assert await send(server, "/weight_info") == (200, {"weight_version": "b"})
     assert (await generated(server))["meta_info"]["weight_version"] == "b"
+    for path, body in (
+        ("/v1/completions", {"prompt": TEXT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "b"}]}),
+    ):
+        answer = (await server.client.post(path, json={"model": server.service.model_name, **body})).json()
+        assert answer["metadata"] == {"weight_version": "b"}
+    await server.until(lambda: server.service.status.weight_version == "b")
+    metrics = (await server.client.get("/metrics")).text
+    assert 'weights_info{version="b"' in metrics or 'version="b"} 1' in metrics
 
 
 async def test_what_cannot_be_read_changes_nothing(server: MemoryServer, tmp_path: Path) -> None:
@@ -179,3 +191,85 @@ async def test_updates_from_a_trainer(server: MemoryServer) -> None:
     assert (await generated(server))["output_ids"] == expected(server, 2)
     assert (await send(server, "/finish_weight_update", {"weight_version": "y"}))[1]["weight_version"] == "y"
     assert (await generated(server))["output_ids"] == expected(server, 5)
+
+
+async def test_sleep_by_the_routes_of_vllm(server: MemoryServer, tmp_path: Path) -> None:
+    """A running request and one that comes meanwhile wait; prefixes are forgotten, and dropped weights awaited."""
+    assert await send(server, "/is_sleeping") == (200, {"is_sleeping": False})
+    server.gate.allow(8)
+    running = asyncio.create_task(generated(server))
+    await server.until(lambda: server.gate.is_held)
+    sleeping = asyncio.create_task(send(server, "/sleep?level=1", {}))
+    await server.until(lambda: server.has_command_at_gate)
+    server.gate.open()
+    everything = ["weights", "kv_cache", "scheduling"]
+    assert await sleeping == (200, {"status": "sleeping", "tags": everything})
+    assert await send(server, "/is_sleeping") == (200, {"is_sleeping": True})
+    later = asyncio.create_task(server.client.post("/generate", json={**RUNNING, "rid": "later"}))
+    assert (await send(server, "/resume", {}))[0] == 200  # of a pause, which there is not
+    assert await send(server, "/wake_up?tags=weights", {}) == (200, {"status": "sleeping", "tags": everything[1:]})
+    assert not running.done()
+    assert not later.done()
+    assert await send(server, "/wake_up?tags=kv_cache", {}) == (200, {"status": "awake", "tags": []})
+    assert (await running)["output_ids"] == (await later).json()["output_ids"] == expected(server, 0)
+
+    assert (await send(server, "/sleep?level=2&mode=wait", {}))[1]["tags"] == everything
+    assert (await send(server, "/wake_up", {}))[1] == {"status": "sleeping", "tags": ["weights"]}
+    waiting = asyncio.create_task(generated(server))
+    body = {"model_path": str(tmp_path / "allowed" / "700")}
+    assert (await send(server, "/update_weights_from_disk", body))[0] == 200
+    assert await send(server, "/is_sleeping") == (200, {"is_sleeping": False})
+    answer = await waiting
+    assert answer["output_ids"] == expected(server, 700)
+    assert answer["meta_info"]["cached_tokens"] == 0
+    for query, param in (("level=3", "level"), ("mode=no", "mode"), ("tags=kv", "tags")):
+        status, answer = await send(server, f"/sleep?{query}", {})
+        assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_sleep_by_the_routes_of_sglang(server: MemoryServer) -> None:
+    """In parts, beside a pause; and with an engine process that is replaced meanwhile."""
+    before = await generated(server)
+    assert (await send(server, "/pause_generation", {}))[1]["success"]
+    assert (await send(server, "/release_memory_occupation", {"tags": ["kv_cache"]}))[1]["success"]
+    assert (await send(server, "/release_memory_occupation", {"tags": ["weights", "cuda_graph"]}))[1]["success"]
+    assert server.service.status.sleep.tags == ("weights", "kv_cache")
+    assert (await send(server, "/resume_memory_occupation", {"tags": ["weights"]}))[1]["success"]
+    running = asyncio.create_task(generated(server))
+    assert (await send(server, "/resume_memory_occupation"))[0] == 405
+    assert (await send(server, "/resume_memory_occupation", {}))[1]["success"]
+    assert await send(server, "/is_sleeping") == (200, {"is_sleeping": False})
+    assert not running.done()
+    assert (await send(server, "/continue_generation", {}))[1]["success"]
+    after = await running
+    assert after["output_ids"] == before["output_ids"]
+    assert after["meta_info"]["cached_tokens"] == 0
+    assert (await send(server, "/release_memory_occupation", {"tags": ["all"]}))[0] == 400
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_new_engine_process_sleeps_as_the_one_before_it(drops: bool) -> None:
+    """What the server notes of its commands becomes the command that the next process begins with."""
+    sleep = sleep_at(2 if drops else 1, "a")
+    state = SleepState().slept(sleep)
+    assert state.command("b") == msgspec.structs.replace(sleep, request_id="b")
+    woken = state.woken(WakeUp(request_id="c", tags=("kv_cache",)))
+    if drops:
+        assert woken.command("d") == Sleep(request_id="d", tags=("weights",), drops_weights=True)
+        assert woken.updated().command("e") is None
+    else:
+        assert woken.command("d") == Sleep(request_id="d", tags=("weights", "scheduling"))
+        assert woken.woken(WakeUp(request_id="e", tags=("weights",))).command("f") is None
+
+
+async def test_checks_by_the_routes_of_sglang(server: MemoryServer, tmp_path: Path) -> None:
+    for body in ({}, {"action": "snapshot"}, {"action": "compare", "allow_quant_error": False, "selector": "all"}):
+        status, answer = await send(server, "/weights_checker", body)
+        assert (status, answer["success"], answer["checksum"]) == (200, True, "sum 0")
+    assert (await send(server, "/weight_checker", {"action": "compare", "selector": "draft"}))[0] == 400
+    assert (await send(server, "/weights_checker", {"action": "reset_tensors"}))[1]["success"]
+    assert await send(server, "/is_sleeping") == (200, {"is_sleeping": True})
+    status, answer = await send(server, "/weights_checker", {"action": "compare"})
+    assert (status, answer["error"]["code"]) == (400, "asleep")
+    await send(server, "/update_weights_from_disk", {"model_path": str(tmp_path / "allowed" / "700")})
+    assert (await generated(server))["output_ids"] == expected(server, 700)

@@ -8,7 +8,7 @@ from pathlib import Path
 from pagewood.engine.api import Refusal
 from pagewood.engine.core.weights import ReadWeights
 from pagewood.engine.testing import EchoRunner
-from pagewood.engine.weight_commands import JoinGroup, UpdateWeights, WeightCommand
+from pagewood.engine.weight_commands import CheckWeights, JoinGroup, Sleep, UpdateWeights, WeightCommand
 
 
 def write_echo_weights(folder: Path, content: str) -> Path:
@@ -41,11 +41,15 @@ class EchoWeights:
         self._runner = runner
         self._content = 0
         self._num_received = 0
+        self._forgets = False
 
     def read(self, command: WeightCommand) -> _Read:
         """Read a folder or a file, or note a group and the number of tensors that come from it."""
         if isinstance(command, JoinGroup) and command.backend != "gloo":
             return _Read(Refusal(message="backend must be gloo, got nccl", code="weights_invalid"))
+        self._forgets = isinstance(command, Sleep) and "kv_cache" in command.tags
+        if isinstance(command, CheckWeights):
+            return _Read(ReadWeights(digest=f"sum {self._content}"))
         if not isinstance(command, UpdateWeights):
             return _Read(ReadWeights(digest=""))
         if command.group is not None or not (command.folder or command.files):
@@ -62,6 +66,8 @@ class EchoWeights:
     def exchange(self) -> str | None:
         """Let the model be made of the number."""
         self._runner().weights = self._content  # not ours
+        if self._forgets:
+            self._runner().forget_kv()
         return None
 
     def close(self) -> None:

@@ -39,7 +39,17 @@ from pagewood.engine.api import (
 from pagewood.engine.observe.view import EngineView
 from pagewood.engine.text import Part
 from pagewood.engine.text import PartKind as PartKind
-from pagewood.engine.weight_commands import JoinGroup, LeaveGroup, NameVersion, UpdateWeights, WeightCommand
+from pagewood.engine.weight_commands import (
+    CheckWeights,
+    JoinGroup,
+    LeaveGroup,
+    NameVersion,
+    Sleep,
+    SleepTag,
+    UpdateWeights,
+    WakeUp,
+    WeightCommand,
+)
 from pagewood.server.messages.measurement import Measurement
 
 T = TypeVar("T")
@@ -311,6 +321,9 @@ ToRouter = (
     | UpdateWeights
     | JoinGroup
     | LeaveGroup
+    | CheckWeights
+    | Sleep
+    | WakeUp
     | NameVersion
     | Profile
     | Watch
@@ -394,6 +407,10 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
     """None: the engine does not measure."""
     adapter_versions: dict[str, str] = {}
     """Versions of the loaded adapters, by name."""
+    weight_version: str = ""
+    """Name of the weights; empty: those that the engine began with."""
+    asleep: tuple[SleepTag, ...] = ()
+    """What sleeps, as the engine says."""
     step_s: float = 0.0
     """How long the engine's thread has computed without looking for commands, seconds: the length of a long step."""
     is_in_device: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pagewood.engine.weight_commands import SLEEP_TAGS
+from pagewood.engine.weight_spans import FIRST_VERSION
 from pagewood.server.metrics.facts import Facts
 from pagewood.server.metrics.families import Families, counted
 from pagewood.server.metrics.metrics import Metrics
@@ -160,6 +162,14 @@ def _memory(families: Families, facts: Facts) -> None:
             )
         ],
     )
+    families.gauge(
+        "weights_info", "The version of the weights; 1.",
+        [({"version": facts.status.weight_version or FIRST_VERSION}, 1)],
+    )  # fmt: skip
+    families.gauge(
+        "asleep", "Whether weights, KV memory or only the steps sleep, so that nothing is computed.",
+        [({"what": tag}, int(tag in facts.status.asleep)) for tag in SLEEP_TAGS],
+    )  # fmt: skip
     if model.rank_places:
         families.gauge(
             "rank_info", "The node of each process that computes the model; 1.",

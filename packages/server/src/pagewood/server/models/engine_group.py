@@ -135,7 +135,7 @@ class EngineGroup:
                 self._statuses[number],
                 self.live,
                 route=self._route if self.dispatcher is None else _reconnect(self._engine_senders[number], folder),
-                paused=lambda: self.status.paused,
+                rest=lambda: (self.status.paused, self.status.sleep),
                 lose=self._lose(number),
                 is_beside=config.restarts_beside,
             )
@@ -315,6 +315,7 @@ class EngineGroup:
             cores=cores_of_each(len(engines))[number] if is_routed and number is not None else (),
             engine=engine,
             paused=self.status.paused,
+            sleep=self.status.sleep,
             kv_events=events,
             kv_events_replay=replay,
             kv_events_form=config.kv_events_form,

@@ -20,6 +20,7 @@ import zmq
 
 from pagewood.engine.api import EngineConfig
 from pagewood.server.messages.links import ZmqReceiver, ZmqSender, address
+from pagewood.server.messages.sleep_state import SleepState
 from pagewood.server.observe import logs
 
 DUMP_SIGNAL = signal.SIGUSR1
@@ -60,6 +61,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     paused: Literal["no", "in_place", "retract"] = "no"
     """Whether the engine begins paused, because the one before it was."""
+    sleep: SleepState = SleepState()
+    """What sleeps in the beginning, because it did in the one before it."""
     kv_events: str | None = None
     kv_events_replay: str | None = None
     kv_events_form: Literal["map", "array"] = "map"

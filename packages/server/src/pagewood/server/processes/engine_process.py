@@ -49,6 +49,8 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     first: list[Command] = []
     if settings.paused != "no":  # runs before commands that have arrived
         first.append(Pause(request_id=f"pause-{settings.incarnation}", retract=settings.paused == "retract"))
+    if (sleep := settings.sleep.command(f"sleep-{settings.incarnation}")) is not None:
+        first.append(sleep)
     commands = EngineInbox(inbox, stopped=stopped, first=first)
     shared = SharedSender(outbox)
     answers = EngineOutbox(shared, incarnation=incarnation, replica=replica)

@@ -59,6 +59,8 @@ def pulse_of(engine: Engine, *, incarnation: int = 0, replica: int = 0) -> wire.
         ),
         frozen_s=engine.frozen_s,
         adapter_versions=engine.adapter_versions(),
+        weight_version=engine.weight_version,
+        asleep=tuple(sorted(engine.asleep)),
         counters={one.name: getattr(counters, one.name) for one in fields(counters) if one.name not in _NOT_COUNTS},
         free_pages_by_rank=counters.free_pages_by_rank,
         speculation=None if counts is None else msgspec.convert(counts, wire.Speculation, from_attributes=True),

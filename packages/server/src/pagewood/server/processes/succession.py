@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.messages import wire
+from pagewood.server.messages.sleep_state import SleepState
 from pagewood.server.processes.supervisor import ReplacementError, Stage, Supervisor
 from pagewood.server.requests.live import LiveRequests
 from pagewood.server.requests.status import EngineState, EngineStatus
@@ -35,13 +36,13 @@ class Succession:
         status: of the engine.
         live: the requests, which move.
         route: makes what is sent to the engine go to the socket of that name.
-        paused: whether all engines are paused, and how.
+        rest: whether all engines are paused, and how, and what sleeps in them.
         lose: follows the process of that incarnation; None: it is not known yet, and the one before it ends. The
             requests go on elsewhere, or wait.
         is_beside: whether a new process loads beside the one that it replaces.
     """
 
-    __slots__ = ("_is_beside", "_live", "_lose", "_paused", "_replacing", "_route", "_stage", "_status")
+    __slots__ = ("_is_beside", "_live", "_lose", "_replacing", "_rest", "_route", "_stage", "_status")
 
     def __init__(
         self,
@@ -50,12 +51,12 @@ class Succession:
         live: LiveRequests,
         *,
         route: Callable[[str], None],
-        paused: Callable[[], str],
+        rest: Callable[[], tuple[str, SleepState]],
         lose: Lose,
         is_beside: bool,
     ) -> None:
         self._lose = lose
-        self._paused = paused
+        self._rest = rest
         self._stage = stage
         self._status = status
         self._live = live
@@ -75,8 +76,8 @@ class Succession:
         settings = supervisor.successor_settings(name)
         if settings is None or settings.incarnation != pulse.incarnation:
             return
-        if settings.paused != self._paused():
-            _log.error("the new engine process is given up: the engine was paused or resumed while it loaded")
+        if (settings.paused, settings.sleep) != self._rest():
+            _log.error("the new engine process is given up: the engine was paused, slept or went on while it loaded")
             supervisor.give_up_successor(name)
             return
         self.follow(pulse.incarnation, is_planned=True)

@@ -29,7 +29,15 @@ from pagewood.engine.api import (
     Submit,
     UnloadAdapter,
 )
-from pagewood.engine.weight_commands import JoinGroup, LeaveGroup, NameVersion, UpdateWeights
+from pagewood.engine.weight_commands import (
+    CheckWeights,
+    JoinGroup,
+    LeaveGroup,
+    NameVersion,
+    Sleep,
+    UpdateWeights,
+    WakeUp,
+)
 from pagewood.schedpolicy.routing.placement import Placement, Ticket
 from pagewood.schedpolicy.routing.replicas import Role
 from pagewood.schedpolicy.routing.router import Router
@@ -42,7 +50,7 @@ from pagewood.server.replicas.prompts_apart import PromptsApart, has_computed
 _FIXED_PRIORITY = 1 << 62
 """Priority in the router of a request that cannot be sent again, so that no other one displaces it."""
 
-_ForAll = Flush | Pause | Resume | Retain | LoadAdapter | UnloadAdapter
+_ForAll = Flush | Pause | Resume | Retain | LoadAdapter | UnloadAdapter | Sleep | WakeUp
 """Commands that all replicas get."""
 
 _log = logging.getLogger(__name__)
@@ -217,9 +225,9 @@ class Dispatcher:
                 self._send_to(self.shown, message)
             case wire.Profile():
                 self._ask(message, [self.shown])
-            case Flush() | Pause() | Resume() | Retain() | LoadAdapter() | UnloadAdapter():
+            case Flush() | Pause() | Resume() | Retain() | LoadAdapter() | UnloadAdapter() | Sleep() | WakeUp():
                 self._ask_all(message)
-            case UpdateWeights() | JoinGroup() | LeaveGroup() | NameVersion():
+            case UpdateWeights() | JoinGroup() | LeaveGroup() | CheckWeights() | NameVersion():
                 self._refuse(message.request_id, "weights cannot be updated with replicas", code="weights_fixed")
 
     def answered(self, answers: wire.Answers) -> wire.Answers:

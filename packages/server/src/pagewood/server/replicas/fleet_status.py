@@ -10,8 +10,10 @@ from typing import Literal, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
+from pagewood.engine.weight_commands import SLEEP_TAGS, SleepTag
 from pagewood.server.messages import wire
 from pagewood.server.messages.measurement import Counts, Measurement, Queue
+from pagewood.server.messages.sleep_state import SleepState
 from pagewood.server.requests.status import EngineState, EngineStatus
 
 _STATES = frozenset(
@@ -55,6 +57,8 @@ class FleetStatus:
     num_prefill: int = 0
     """The first ones of `replicas`, which compute prompts for the others, and answer no request."""
     clock: Callable[[], float] = time.monotonic
+    sleep: SleepState = field(default_factory=SleepState)  # written by: common.service
+    """What sleeps. The next engine process begins like that."""
     paused: Literal["no", "in_place", "retract"] = "no"  # written by: common.service
     """Whether `/pause` has paused the engines, and how."""
     past_counters: Counter[str] = field(default_factory=Counter[str])  # contents written by: lost
@@ -97,6 +101,16 @@ class FleetStatus:
     def adapter_versions(self) -> dict[str, str]:
         """Versions of the loaded adapters, by name; while they differ, that of one engine."""
         return {name: version for one in self.replicas for name, version in one.adapter_versions.items()}
+
+    @property
+    def weight_version(self) -> str:
+        """Name of the weights of the first engine; they are updated without replicas only."""
+        return self.replicas[0].weight_version
+
+    @property
+    def asleep(self) -> tuple[SleepTag, ...]:
+        """What sleeps in some engine."""
+        return tuple(tag for tag in SLEEP_TAGS if any(tag in one.asleep for one in self.replicas))
 
     @property
     def counters(self) -> dict[str, int]:

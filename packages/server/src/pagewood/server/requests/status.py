@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from pagewood.engine.weight_commands import SleepTag
 from pagewood.server.messages import wire
 from pagewood.server.messages.measurement import Measurement
+from pagewood.server.messages.sleep_state import SleepState
 
 SILENT_LIMIT_S = 60.0
 """The engine process counts as stuck after this time without a pulse; one of its threads sends one per second."""
@@ -55,6 +57,10 @@ class EngineStatus:
     """None: the engine does not measure, or has sent no pulse."""
     adapter_versions: dict[str, str] = field(default_factory=dict[str, str])
     """Versions of the loaded adapters, by name."""  # written by: take
+    weight_version: str = ""  # written by: take
+    """Name of the weights at the last pulse; empty: those that the engine began with."""
+    asleep: tuple[SleepTag, ...] = ()  # written by: take
+    """What slept at the last pulse."""
     loading: wire.Loading | None = None  # written by: take, lost
     pulse_s: float | None = None  # written by: take, lost, relay_lost, start_again
     """When the last pulse of this incarnation came; None before the first."""
@@ -68,6 +74,8 @@ class EngineStatus:
     """When the first pulse of this engine process came; None before it."""
     relay: int = 0  # written by: relay_lost
     """Incarnation of the detokenizer process, which passes on what the engine sends."""
+    sleep: SleepState = field(default_factory=SleepState)  # written by: common.service
+    """What sleeps. The next engine process begins like that."""
     paused: Literal["no", "in_place", "retract"] = "no"  # written by: common.service
     """Whether `/pause` has paused the engine, and how. The next engine process begins like that."""
     is_cut_off: bool = False  # written by: take, relay_lost
@@ -89,6 +97,7 @@ class EngineStatus:
                 self.speculation = message.speculation
                 self.measurement = message.measurement
                 self.adapter_versions = message.adapter_versions
+                self.weight_version, self.asleep = message.weight_version, message.asleep
                 self.pulse_s = self.clock()
                 self.first_pulse_s = self.first_pulse_s or self.pulse_s
                 self.step_s = message.step_s

@@ -178,6 +178,13 @@ class Section:
         return "".join(self.texts)
 
 
+class AnswerMetadata(msgspec.Struct, frozen=True):
+    """What an answer says of its computation, as SGLang does."""
+
+    weight_version: str
+    """Of the weights that have computed its last token."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Choice:
     """An answer, put together from its messages.
@@ -293,6 +300,12 @@ class Choice:
         if not self.tokens:
             return -math.inf
         return sum(entry.chosen.logprob for entry in self.tokens) / len(self.tokens)
+
+
+def metadata_of(choices: Sequence[Choice]) -> AnswerMetadata | msgspec.UnsetType:
+    """Return the metadata of the answers to a request; nothing if the weights were not updated before their ends."""
+    versions = [choice.tally.weight_versions[-1].version for choice in choices if choice.tally.spans]
+    return AnswerMetadata(versions[-1]) if versions else msgspec.UNSET
 
 
 def new_call_id() -> str:

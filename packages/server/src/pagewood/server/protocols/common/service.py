@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp
 from pagewood.engine.api import Pause, RequestOptions, Resume, SamplingParams
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.text import ResponseTemplate
+from pagewood.engine.weight_commands import SLEEP_TAGS, Sleep, SleepTag, WakeUp
 from pagewood.server.dashboard.live_data import Watchers
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.http.exchange import exchange_of
@@ -274,6 +276,51 @@ class Service:
         """
         await self.ask(Resume(request_id=new_request_id("req")))
         self.status.paused = "no"
+
+    async def sleep(
+        self, tags: Sequence[SleepTag], *, drops_weights: bool, mode: Literal["keep", "wait", "abort"]
+    ) -> None:
+        """Let the engine sleep, see `Sleep`.
+
+        Args:
+            tags: what sleeps.
+            drops_weights: whether weights are forgotten.
+            mode: keep: requests go on afterwards; wait: those that are there end first; abort: they end at once.
+
+        Raises:
+            ApiError: it was refused, or see `ask`.
+        """
+        command = Sleep(request_id=new_request_id("req"), tags=tuple(tags), drops_weights=drops_weights)
+        pauses = mode != "keep" and not self.status.sleep.is_asleep
+        was_paused = self.status.paused
+        if pauses:
+            await self.pause(abort=mode == "abort", waits=mode == "wait", retract=was_paused == "retract")
+        try:
+            await self.ask(command)
+            self.status.sleep = self.status.sleep.slept(command)
+        except ApiError:
+            asleep = self.status.sleep.tags
+            woken: tuple[SleepTag, ...] = tuple(one for one in SLEEP_TAGS if one in command.tags and one not in asleep)
+            if self.dispatcher is not None and woken:  # some replicas may sleep
+                await self.ask(WakeUp(request_id=new_request_id("req"), tags=woken))
+            raise
+        finally:
+            if pauses and was_paused == "no":
+                await self.resume()
+
+    async def wake_up(self, tags: Sequence[SleepTag]) -> None:
+        """Wake the engine up, see `WakeUp`.
+
+        Raises:
+            ApiError: it was refused, or see `ask`.
+        """
+        command = WakeUp(request_id=new_request_id("req"), tags=tuple(tags))
+        await self.ask(command)
+        self.status.sleep = self.status.sleep.woken(command)
+
+    def note_updated(self) -> None:
+        """Note that the engine has all weights, after an update."""
+        self.status.sleep = self.status.sleep.updated()
 
     def _reading(self, generation: Generation) -> wire.Reading | None:
         """Return the rules for reading the answers; None: answers are plain text.

@@ -14,7 +14,7 @@ from pagewood.server.http.validation import WHOLE, parse
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common import fields
 from pagewood.server.protocols.common.fields import INT32_MAX, Extent, GenerationFields, StreamOptions
-from pagewood.server.protocols.common.formats import EVENTS, Choice, Usage, new_call_id
+from pagewood.server.protocols.common.formats import EVENTS, AnswerMetadata, Choice, Usage, metadata_of, new_call_id
 from pagewood.server.protocols.common.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
 from pagewood.server.protocols.common.messages import Message, ToolsFields
 from pagewood.server.protocols.common.reasoning import style_kwargs
@@ -207,6 +207,8 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     choices: tuple[_Choice, ...]
     usage: Usage
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    metadata: AnswerMetadata | msgspec.UnsetType = msgspec.UNSET
+    """Once weights were updated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +282,9 @@ class ChatFormat:
             )
             for index, choice in enumerate(choices)
         )
-        completion = ChatCompletion(self.id, "chat.completion", self.created, self.model, shown, usage)
+        completion = ChatCompletion(
+            self.id, "chat.completion", self.created, self.model, shown, usage, metadata=metadata_of(choices)
+        )
         if self.prompt_logprobs is not None:
             prompt = prompt_logprobs(choices[0].prompt, num_top=self.prompt_logprobs)
             completion = msgspec.structs.replace(completion, prompt_logprobs=prompt)

@@ -22,7 +22,7 @@ from pagewood.server.protocols.common.fields import (
     StreamOptions,
     false_as_null,
 )
-from pagewood.server.protocols.common.formats import EVENTS, Choice, Usage
+from pagewood.server.protocols.common.formats import EVENTS, AnswerMetadata, Choice, Usage, metadata_of
 from pagewood.server.protocols.common.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
@@ -143,6 +143,8 @@ class Completion(msgspec.Struct, frozen=True):
     model: str
     choices: tuple[_Choice, ...]
     usage: ChunkUsage = msgspec.UNSET
+    metadata: AnswerMetadata | msgspec.UnsetType = msgspec.UNSET
+    """Of a whole answer, once weights were updated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +203,7 @@ class CompletionFormat:
             )
             for index, choice in enumerate(choices)
         ]
-        return self._encode(tuple(shown), usage)
+        return self._encode(tuple(shown), usage, metadata_of(choices))
 
     def _logprobs(
         self, prompt: Sequence[wire.TokenEntry], tokens: Sequence[wire.TokenEntry]
@@ -210,5 +212,12 @@ class CompletionFormat:
             return None
         return completion_logprobs([*(prompt if self.echo else ()), *tokens], num_top=self.logprobs)
 
-    def _encode(self, choices: tuple[_Choice, ...], usage: ChunkUsage) -> bytes:
-        return msgspec.json.encode(Completion(self.id, "text_completion", self.created, self.model, choices, usage))
+    def _encode(
+        self,
+        choices: tuple[_Choice, ...],
+        usage: ChunkUsage,
+        metadata: AnswerMetadata | msgspec.UnsetType = msgspec.UNSET,
+    ) -> bytes:
+        return msgspec.json.encode(
+            Completion(self.id, "text_completion", self.created, self.model, choices, usage, metadata)
+        )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from pagewood.engine.weight_commands import MAX_VERSION, OldKV, Received
+from pagewood.engine.weight_commands import MAX_VERSION, SLEEP_TAGS, OldKV, Received, SleepTag
 from pagewood.server.http.errors import ApiError, ErrorFields
 from pagewood.server.http.validation import parse
 
@@ -18,6 +18,8 @@ _Name = Annotated[str, Field(min_length=1, max_length=512)]
 GroupName = Annotated[str, Field(min_length=1, max_length=128)]
 NEUTRAL = {"load_format": ("auto", "safetensors"), "is_async": (False,), "torch_empty_cache": (False,)}
 """Fields of SGLang that are not supported -> their neutral values, which have no effect and are accepted."""
+NEUTRAL_CHECK = {"allow_quant_error": (False,), "selector": ("all",)}
+"""The same of checks."""
 
 
 class _Strict(BaseModel):
@@ -154,6 +156,25 @@ class ContinueGeneration(_Strict):
     """The end of a pause."""
 
 
+class Occupation(_Strict):
+    """Memory to give back or to take again, in SGLang's words."""
+
+    tags: list[Literal["weights", "kv_cache", "cuda_graph"]] | None = None
+    """None: all of it. An engine on a CPU has no graphs."""
+
+    def memory(self) -> tuple[SleepTag, ...]:
+        """Return what of it there is."""
+        named = ("weights", "kv_cache") if self.tags is None else self.tags
+        return tuple(tag for tag in SLEEP_TAGS if tag in named)
+
+
+class Check(_Strict):
+    """What is done with the weights, in SGLang's words."""
+
+    action: Literal["checksum", "snapshot", "compare", "reset_tensors"] = "checksum"
+    """reset_tensors: they are forgotten, so that nothing is computed before an update has brought all of them."""
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was done."""
 
@@ -163,6 +184,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     """The version that computes now."""
     error: ErrorFields | msgspec.UnsetType = msgspec.UNSET
     """If it was not done: the error as on other routes."""
+    checksum: str | msgspec.UnsetType = msgspec.UNSET
+    """SHA-256 of names, dtypes, shapes and numbers of all tensors, where it was asked for."""
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +198,35 @@ class IsPaused(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the engine is paused."""
 
     is_paused: bool
+
+
+class IsSleeping(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether something sleeps."""
+
+    is_sleeping: bool
+
+
+class Sleeping(msgspec.Struct, frozen=True, kw_only=True):
+    """What sleeps now."""
+
+    status: Literal["sleeping", "awake"]
+    tags: tuple[SleepTag, ...]
+
+
+def sleep_tags(names: Sequence[str]) -> tuple[SleepTag, ...]:
+    """Return the tags of a query.
+
+    Raises:
+        ApiError: one is unknown.
+    """
+    unknown = [name for name in names if name not in SLEEP_TAGS]
+    if unknown:
+        raise ApiError(
+            f"'tags' of the query must be some of {', '.join(SLEEP_TAGS)}, but got '{unknown[0][:40]}'.",
+            param="tags",
+            code="invalid_value",
+        )
+    return tuple(tag for tag in SLEEP_TAGS if tag in names)
 
 
 def received(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[Received, ...]:
@@ -200,3 +252,8 @@ def parse_disk(body: bytes) -> DiskUpdate:
         ApiError: a field is wrong, missing, unknown or not supported.
     """
     return parse(DiskUpdate, body, neutral=NEUTRAL, ignored=frozenset())
+
+
+def parse_check(body: bytes) -> Check:
+    """Return the check that `body` holds; see `parse_disk`."""
+    return parse(Check, body or b"{}", neutral=NEUTRAL_CHECK, ignored=frozenset())

@@ -12,7 +12,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagewood.engine.weight_commands import JoinGroup, LeaveGroup, NameVersion, UpdateWeights, WeightCommand
+from pagewood.engine.weight_commands import (
+    SLEEP_TAGS,
+    CheckWeights,
+    JoinGroup,
+    LeaveGroup,
+    NameVersion,
+    UpdateWeights,
+    WeightCommand,
+)
 from pagewood.server.http.errors import ApiError, ErrorEnvelope
 from pagewood.server.http.operations import Operation
 from pagewood.server.http.validation import parser
@@ -175,6 +183,19 @@ class WeightEndpoints:
                 answer=bodies.Version,
             ),
             Operation(
+                name="CheckWeights",
+                tag=TAG,
+                method="POST",
+                path="/weights_checker",
+                aliases=("/weight_checker",),
+                endpoint=self.check,
+                admin=True,
+                body=bodies.Check,
+                example={"action": "checksum"},
+                neutral=bodies.NEUTRAL_CHECK,
+                answer=bodies.Done,
+            ),
+            Operation(
                 name="PauseGeneration",
                 tag=TAG,
                 method="POST",
@@ -204,6 +225,61 @@ class WeightEndpoints:
                 endpoint=self.is_paused,
                 admin=True,
                 answer=bodies.IsPaused,
+            ),
+            Operation(
+                name="Sleep",
+                tag=TAG,
+                method="POST",
+                path="/sleep",
+                endpoint=self.sleep,
+                admin=True,
+                query={
+                    "level": {"type": "integer", "minimum": 0, "maximum": 2, "default": 1},
+                    "mode": {"type": "string", "enum": ["keep", "wait", "abort"], "default": "keep"},
+                    "tags": {"type": "array", "items": {"type": "string", "enum": list(SLEEP_TAGS)}},
+                },
+                answer=bodies.Sleeping,
+            ),
+            Operation(
+                name="WakeUp",
+                tag=TAG,
+                method="POST",
+                path="/wake_up",
+                endpoint=self.wake_up,
+                admin=True,
+                query={"tags": {"type": "array", "items": {"type": "string", "enum": list(SLEEP_TAGS)}}},
+                answer=bodies.Sleeping,
+            ),
+            Operation(
+                name="IsSleeping",
+                tag=TAG,
+                method="GET",
+                path="/is_sleeping",
+                endpoint=self.is_sleeping,
+                admin=True,
+                answer=bodies.IsSleeping,
+            ),
+            Operation(
+                name="ReleaseMemoryOccupation",
+                tag=TAG,
+                method="POST",
+                path="/release_memory_occupation",
+                endpoint=self.release_memory,
+                admin=True,
+                body=bodies.Occupation,
+                example={"tags": ["kv_cache", "weights"]},
+                answer=bodies.Done,
+            ),
+            Operation(
+                name="ResumeMemoryOccupation",
+                tag=TAG,
+                method="POST",
+                path="/resume_memory_occupation",
+                endpoint=self.resume_memory,
+                admin=True,
+                body=bodies.Occupation,
+                example={"tags": ["kv_cache", "weights"]},
+                answer=bodies.Done,
             ),
         ]
 
@@ -298,6 +374,20 @@ class WeightEndpoints:
         service = self.models.chosen(request)
         return json_response(bodies.Version(weight_version=self._now(service)))
 
+    async def check(self, request: Request) -> Response:
+        """Return a checksum of the weights, note what they are, or compare them with what was noted."""
+        service = self.models.chosen(request)
+        said = await self.models.reader.read(request, bodies.parse_check)
+        try:
+            self._check(service)
+            if said.action == "reset_tensors":
+                await service.sleep(("weights",), drops_weights=True, mode="keep")
+                return self._done(service)
+            answer = await service.ask(CheckWeights(request_id=new_request_id("req"), action=said.action))
+        except ApiError as error:
+            return self._done(service, error)
+        return self._done(service, checksum=answer.computed[0] if answer.computed is not None else msgspec.UNSET)
+
     async def pause(self, request: Request) -> Response:
         """Stop computing, as SGLang does; no request ends unless the mode is `abort`."""
         service = self.models.chosen(request)
@@ -318,6 +408,72 @@ class WeightEndpoints:
         """Return whether the engine is paused."""
         service = self.models.chosen(request)
         return json_response(bodies.IsPaused(is_paused=service.status.paused != "no"))
+
+    async def sleep(self, request: Request) -> Response:
+        """Give memory back to the system until `/wake_up`; requests wait meanwhile, and go on afterwards.
+
+        Level 0 only stops computing; 1 drops KV, and keeps weights in files; 2 drops the weights too, so that an update
+        must bring all of them after waking. The mode may let the requests that are there end before, or at once. With
+        `tags`, only these sleep.
+        """
+        service = self.models.chosen(request)
+        level, mode = request.query_params.get("level", "1"), request.query_params.get("mode", "keep")
+        if level not in ("0", "1", "2"):
+            raise ApiError(
+                f"'level' of the query must be 0, 1 or 2, but got '{level[:40]}'.", param="level", code="invalid_value"
+            )
+        if mode not in ("keep", "wait", "abort"):
+            raise ApiError(
+                f"'mode' of the query must be keep, wait or abort, but got '{mode[:40]}'.",
+                param="mode",
+                code="invalid_value",
+            )
+        tags = bodies.sleep_tags(request.query_params.getlist("tags")) or (
+            ("scheduling",) if level == "0" else SLEEP_TAGS
+        )
+        drops_weights = level == "2" and "weights" in tags
+        if drops_weights:
+            self._check(service)  # otherwise they could not be updated
+        self._check_ready(service)
+        await service.sleep(tags, drops_weights=drops_weights, mode=mode)
+        return self._sleeping(service)
+
+    async def wake_up(self, request: Request) -> Response:
+        """Take memory again that `/sleep` has given back: all, or what `tags` name; then compute again."""
+        service = self.models.chosen(request)
+        tags = bodies.sleep_tags(request.query_params.getlist("tags"))
+        self._check_ready(service)
+        await service.wake_up(tags)
+        return self._sleeping(service)
+
+    async def is_sleeping(self, request: Request) -> Response:
+        """Return whether nothing is computed because something sleeps, or dropped weights were not updated."""
+        service = self.models.chosen(request)
+        return json_response(bodies.IsSleeping(is_sleeping=service.status.sleep.is_asleep))
+
+    async def release_memory(self, request: Request) -> Response:
+        """Give memory back, as SGLang does; weights are kept in files. Requests wait, and go on afterwards."""
+        service = self.models.chosen(request)
+        said = await self.models.reader.read(request, parser(bodies.Occupation, is_optional=True))
+        self._check_ready(service)
+        tags = said.memory()
+        if tags:
+            await service.sleep(tags, drops_weights=False, mode="keep")
+        return self._done(service)
+
+    async def resume_memory(self, request: Request) -> Response:
+        """Take memory again, as SGLang does."""
+        service = self.models.chosen(request)
+        said = await self.models.reader.read(request, parser(bodies.Occupation, is_optional=True))
+        self._check_ready(service)
+        tags = said.memory()
+        if tags:
+            await service.wake_up(tags)
+        return self._done(service)
+
+    def _sleeping(self, service: Service) -> Response:
+        state = service.status.sleep
+        return json_response(bodies.Sleeping(status="sleeping" if state.is_asleep else "awake", tags=state.shown))
 
     async def _update(self, service: Service, said: bodies.Update, command: UpdateWeights) -> Response:
         kept = said.kept()
@@ -361,6 +517,8 @@ class WeightEndpoints:
         answer = await service.ask(command)
         if answer.computed is not None:
             service.weights.note(answer.computed[0], incarnation=incarnation)
+        if isinstance(command, UpdateWeights) and command.is_last:
+            service.note_updated()
 
     async def _abort_all(self, service: Service) -> None:
         """End all requests; the engine is as it was then, paused or not."""
@@ -381,11 +539,18 @@ class WeightEndpoints:
     def _now(self, service: Service) -> str:
         return service.weights.now(service.status.incarnation)
 
-    def _done(self, service: Service, error: ApiError | None = None) -> Response:
+    def _done(
+        self,
+        service: Service,
+        error: ApiError | None = None,
+        *,
+        checksum: str | msgspec.UnsetType = msgspec.UNSET,
+    ) -> Response:
         answer = bodies.Done(
             success=error is None,
             message="" if error is None else str(error),
             weight_version=self._now(service),
             error=msgspec.UNSET if error is None else msgspec.json.decode(error.body(), type=ErrorEnvelope).error,
+            checksum=checksum,
         )
         return json_response(answer, status=200 if error is None else error.status)
