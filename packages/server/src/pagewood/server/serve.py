@@ -46,6 +46,7 @@ from pagewood.server.shutdown import Shutdown
 if TYPE_CHECKING:
     import uvicorn
 
+    from pagewood.server.http.app import Frontend
     from pagewood.server.observe.tracing import Tracing
 
 LAST_WORDS_S = 2
@@ -226,11 +227,30 @@ def _http_side(
     tracing: Tracing | None,
 ) -> uvicorn.Server:
     """Return the HTTP server, which takes no connections yet."""
+    from pagewood.server.http.http_server import http_server
+
+    return http_server(
+        make_frontend(config, served, gate=gate, metrics=metrics, tracing=tracing),
+        stop_grace_s=LAST_WORDS_S,
+        tls_cert=config.tls_cert,
+        tls_key=config.tls_key,
+        trusted_proxies=config.trusted_proxies,
+    )
+
+
+def make_frontend(
+    config: ServeConfig,
+    served: SingleModel | ModelPool,
+    *,
+    gate: KeyGate,
+    metrics: Metrics | None,
+    tracing: Tracing | None,
+) -> Frontend:
+    """Return the HTTP application of a server whose processes are started."""
     from pagewood.server.http.access import access_rules
     from pagewood.server.http.app import Frontend
     from pagewood.server.http.bodies import Bodies
     from pagewood.server.http.connections import Connections
-    from pagewood.server.http.http_server import http_server
     from pagewood.server.protocols.common.reader import Reader
 
     limits = config.http_limits()
@@ -238,7 +258,7 @@ def _http_side(
     if metrics is not None:
         metrics.processes = lambda: {HTTP: os.getpid(), **served.pids()}
         metrics.num_connections = lambda: len(connections)
-    frontend = Frontend(
+    return Frontend(
         models=served.models(Reader(bodies=Bodies(limits))),
         limits=limits,
         access=access_rules(config.host, config.allowed_hosts, config.allowed_origins),
@@ -249,13 +269,6 @@ def _http_side(
         metrics=metrics,
         more=served.operations(),
         root_path=config.root_path,
-    )
-    return http_server(
-        frontend,
-        stop_grace_s=LAST_WORDS_S,
-        tls_cert=config.tls_cert,
-        tls_key=config.tls_key,
-        trusted_proxies=config.trusted_proxies,
     )
 
 

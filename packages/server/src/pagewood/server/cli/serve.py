@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pagewood.engine.api import EngineConfig
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.server.cli.merge import merged_model
 from pagewood.server.cli.options.address import add_address_options
@@ -122,6 +124,20 @@ def run(options: argparse.Namespace) -> int:
         from pagewood.server.node import run_node  # imported here because node 0 does not need it
 
         return run_node(engines[0])
+    configs = configs_of(options, engines, names)
+    pool = _pool(options, tuple(configs))
+    logs.configure(configs[0].log_level, "http", form=configs[0].log_format)
+    from pagewood.server.serve import run_server  # imported here because the other commands do not need it
+
+    return run_server(configs[0], pool)
+
+
+def configs_of(options: argparse.Namespace, engines: Sequence[EngineConfig], names: Sequence[str]) -> list[ServeConfig]:
+    """Return the configuration of the server for each model. It takes the keys out of the environment.
+
+    Raises:
+        ValueError: an option is wrong, or contradicts another one.
+    """
     api_keys = tuple(keys_of_environment(os.environ))
     for variable in (KEY_VARIABLE, ADMIN_VARIABLE):
         os.environ.pop(variable, None)  # not ours; other processes need no key
@@ -135,11 +151,7 @@ def run(options: argparse.Namespace) -> int:
     for engine, name in zip(engines, names, strict=True):
         settings |= {"engine": engine, "served_model_name": name, "model_folder": model_folder(engine.model)}
         configs.append(ServeConfig(**settings))
-    pool = _pool(options, tuple(configs))
-    logs.configure(configs[0].log_level, "http", form=configs[0].log_format)
-    from pagewood.server.serve import run_server  # imported here because the other commands do not need it
-
-    return run_server(configs[0], pool)
+    return configs
 
 
 def _paths(options: argparse.Namespace) -> list[str | None]:

@@ -24,6 +24,7 @@ from pagewood.server.replicas.dispatcher import Dispatcher, Replica
 from pagewood.server.replicas.division import address_of_each, cores_of_each, engine_of_each, role_of
 from pagewood.server.replicas.fleet_status import FleetStatus, ServerStatus
 from pagewood.server.replicas.making import make_router
+from pagewood.server.replicas.roster import Roster
 from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.live import LiveRequests, RequestWatch
 from pagewood.server.requests.pump import AnswerPump
@@ -67,6 +68,7 @@ class EngineGroup:
         watch: is notified when requests begin and end; None: nothing is.
         give_up: called with the reason and an exit code if the model cannot be served, or no longer.
         on_news: called after the state of an engine may have changed.
+        roster: engines that are started elsewhere; None: the group starts its engines.
     """
 
     __slots__ = (
@@ -87,17 +89,19 @@ class EngineGroup:
         watch: RequestWatch | None,
         give_up: Callable[[str, int], None],
         on_news: Callable[[], None],
+        roster: Roster | None = None,
     ) -> None:
         self._config, self._folder, self._context = config, folder, context
         self._incidents, self._adapters = incidents, adapters
         self._give_up, self._on_news, self._title = give_up, on_news, title
         self._tokenizers = [_tokenizer_stage(i) for i in range(config.tokenizer_workers)]
-        self._engines = engine_stages(config.replicas)
-        self._statuses = [EngineStatus() for _ in self._engines]
+        self._engines = engine_stages(config.replicas) if roster is None else []
+        self._statuses = [EngineStatus() for _ in self._engines] if roster is None else roster.statuses
         self.status: ServerStatus = self._statuses[0]
         self.dispatcher: Dispatcher | None = None
         self._engine_senders: list[ZmqSender] = []
-        if len(self._engines) > 1:
+        num_engines = config.replicas if roster is None else roster.most
+        if len(self._engines) != 1:
             self._engine_senders += [
                 ZmqSender(context, address(folder, engine_socket(stage.name, 0))) for stage in self._engines
             ]
@@ -106,19 +110,26 @@ class EngineGroup:
                 [
                     Replica(sender=sender, role=role_of(number, num_prefill=config.prefill_replicas))
                     for number, sender in enumerate(self._engine_senders)
-                ],
+                ]
+                if roster is None
+                else roster.replicas,
                 num_places=config.engine.num_rows,
                 low_priority_first=config.engine.low_priority_first,
                 moves=config.max_retries > 0,
                 max_queue_s=config.engine.max_queue_s,
             )
             self.status = FleetStatus(
-                replicas=self._statuses, router=self.dispatcher, num_prefill=config.prefill_replicas
+                replicas=self._statuses,
+                router=self.dispatcher,
+                num_prefill=config.prefill_replicas,
+                is_elastic=roster is not None,
             )
+            if roster is not None:
+                roster.attach(self.dispatcher, self.status)
         self._senders = [ZmqSender(context, address(folder, stage.name)) for stage in self._tokenizers]
         self.live = LiveRequests(
             self._senders,
-            limit=(config.replicas - config.prefill_replicas) * config.engine.num_rows + config.max_queued,
+            limit=(num_engines - config.prefill_replicas) * config.engine.num_rows + config.max_queued,
             max_retries=config.max_retries,
             seed=config.engine.seed,
             max_first_answer_s=config.max_ttft_s,
@@ -213,7 +224,7 @@ class EngineGroup:
         return pids
 
     def _take(self, message: wire.ToHttp, receiver: Receiver) -> None:
-        if isinstance(message, wire.Pulse):
+        if isinstance(message, wire.Pulse) and self._successions:
             self._successions[message.replica].pulsed(message, self._supervisor)
         receiver.take(message)
         if isinstance(message, wire.Loading | wire.Pulse):
@@ -235,7 +246,7 @@ class EngineGroup:
                     for other in self._statuses
                 ),
             )
-            for stage, one in zip(self._engines, self._statuses, strict=True)
+            for stage, one in zip(self._engines, self._statuses, strict=False)
         ]
 
     def _route(self, socket: str) -> None:
@@ -268,7 +279,8 @@ class EngineGroup:
             self._successions[self._engines.index(stage)].follow(next_incarnation)
         else:
             self.status.relay_lost(next_incarnation=next_incarnation)
-            self._successions[0].note_difference()
+            if self._successions:
+                self._successions[0].note_difference()
             error = unavailable(f"The {stage.name} process died; it is being restarted.", code=f"{stage.name}_lost")
             self.live.lost(error)
             if self.dispatcher is not None:
@@ -284,7 +296,7 @@ class EngineGroup:
     def _settings(self, stage: Stage, incarnation: int) -> Settings:
         config, engines = self._config, self._engines
         number = engines.index(stage) if stage in engines else None
-        is_routed = len(engines) > 1
+        is_routed = self.dispatcher is not None
         if number is not None:
             send_to = DETOKENIZER.name
         elif stage is DETOKENIZER or is_routed:

@@ -16,6 +16,7 @@ from pagewood.server.config import ServeConfig
 from pagewood.server.messages import wire
 from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.models.engine_group import EngineGroup
+from pagewood.server.replicas.roster import Roster
 from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.weights import ServedVersion
 
@@ -33,6 +34,7 @@ class ServedModel:
     Args:
         config: of the server, for this model.
         metrics: its counts.
+        roster: as in `EngineGroup`.
 
     Raises:
         ValueError: a file of its folder is wrong.
@@ -40,11 +42,11 @@ class ServedModel:
 
     __slots__ = (
         *("_defaults", "_is_template_read", "_recipe", "_template", "adapters", "config", "group", "metrics", "model"),
-        *("service", "started"),
+        *("_roster", "service", "started"),
     )
 
-    def __init__(self, config: ServeConfig, *, metrics: Metrics) -> None:
-        self.config = config
+    def __init__(self, config: ServeConfig, *, metrics: Metrics, roster: Roster | None = None) -> None:
+        self.config, self._roster = config, roster
         self.metrics = metrics
         self.started = int(time.time())
         self.adapters = ServedAdapters.of(config.engine.adapters, config.adapter_folders)
@@ -84,6 +86,7 @@ class ServedModel:
             watch=self.metrics.requests if self.config.metrics else None,
             give_up=give_up,
             on_news=on_news,
+            roster=self._roster,
         )
         return self.group
 
@@ -123,8 +126,8 @@ class ServedModel:
             watchers=Watchers(shows_text=self.config.dashboard_text),
             started=self.started,
             dispatcher=self.group.dispatcher,
-            folder=self.group.folder,
-            replace_engine=self.group.replace_engine,
+            folder=self.group.folder if self._roster is None else None,
+            replace_engine=self.group.replace_engine if self._roster is None else None,
         )
         return self.service
 

@@ -56,6 +56,8 @@ class FleetStatus:
     """Its requests wait, as those in the queue of an engine do."""
     num_prefill: int = 0
     """The first ones of `replicas`, which compute prompts for the others, and answer no request."""
+    is_elastic: bool = False
+    """Whether engines come and go, so that requests wait while none works."""
     clock: Callable[[], float] = time.monotonic
     sleep: SleepState = field(default_factory=SleepState)  # written by: common.service
     """What sleeps. The next engine process begins like that."""
@@ -160,6 +162,8 @@ class FleetStatus:
     @property
     def state(self) -> EngineState:
         """READY if an engine that answers requests is; otherwise the state of one that is nearest to it."""
+        if self._waits_for_engines:
+            return EngineState.READY
         states = {one.state for one in self.replicas[self.num_prefill :]}
         order = (EngineState.READY, EngineState.STALLED, EngineState.STARTING, EngineState.DOWN)
         return next(state for state in order if state in states)
@@ -168,14 +172,25 @@ class FleetStatus:
     def detail(self) -> str:
         """What the engines are doing, in words; those that serve are named if others do not."""
         state = self.state
+        if self._waits_for_engines:
+            return "no engine works at the moment; requests wait for one"
         if state is EngineState.READY:
             others = [
                 f"replica {number}: {one.detail}"
                 for number, one in enumerate(self.replicas)
-                if one.state is not EngineState.READY
+                if one.state is not EngineState.READY and (not self.is_elastic or one.pulse_s is not None)
             ]
             return "; ".join(["serving", *others])
         return next(one.detail for one in self.replicas[self.num_prefill :] if one.state is state)
+
+    @property
+    def _waits_for_engines(self) -> bool:
+        """Whether there is no engine, and one may come."""
+        return (
+            self.is_elastic
+            and self.model is not None
+            and all(one.pulse_s is None and not one.is_cut_off for one in self.replicas)
+        )
 
     @property
     def seconds_since_pulse(self) -> float | None:
