@@ -1,7 +1,7 @@
 """Training rows: endless conversations cut to a length, with the answers marked."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from dialog import system_message, turns
@@ -18,10 +18,14 @@ TOOL_ROWS = ((512, 0.6), (1024, 0.4))
 
 
 class Encoder:
-    """Encodes conversations like the chat template, and marks the tokens that the assistant writes."""
+    """Encodes conversations like the chat template, and marks the tokens that the assistant writes.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `tone` changes the words of answers.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, tone: Callable[[str], str] = str) -> None:
         self.tokenizer = tokenizer
+        self.tone = tone
         self.end, self.pad, self.system, self.user, self.assistant = (
             tokenizer.token_to_id(text) for text in (END, PAD, SYSTEM, USER, ASSISTANT)
         )
@@ -34,7 +38,7 @@ class Encoder:
 
     def turn_parts(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
         """Return the tokens before the answer, and the answer with its end token."""
-        return [self.user, *self.ids(prompt), self.end, self.assistant], [*self.ids(answer), self.end]
+        return [self.user, *self.ids(prompt), self.end, self.assistant], [*self.ids(self.tone(answer)), self.end]
 
 
 Conversation = tuple[str | None, Iterator[tuple[Turn, ...]]]
