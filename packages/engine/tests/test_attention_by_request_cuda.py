@@ -176,7 +176,7 @@ def test_every_token_and_every_wanted_state_is_where_all_ranks_expect_it(seed: i
     ("options", "message"),
     [
         ({"speculative": "ngram"}, "speculative must be off with enable_dp_attention on CUDA, got ngram"),
-        ({"host_cache_gb": 1.0}, "host_cache_gb must be None with enable_dp_attention, got 1.0"),
+        ({"host_cache_gb": 1.0}, "host_cache_gb must be None with enable_dp_attention on CUDA, got 1.0"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(options: dict[str, Any], message: str) -> None:

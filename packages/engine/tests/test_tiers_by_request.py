@@ -313,7 +313,12 @@ def test_ranks_with_tiers_have_the_tokens_of_one_process_without(
 
     whole = EngineConfig(model=str(model), num_threads=1, max_running=6, page_size=4, max_total_tokens=1024)
     tiers: dict[str, Any] = {"host_cache_gb": 0.00005, "disk_cache_path": str(disk), "disk_cache_gb": 0.01}
-    num_preempted = sum(check_alike(whole, little(model, num_ranks, **tiers), seed, build=built) for _ in range(2))
+    num_preempted = num_runs = 0
+    while num_runs < 2 or (num_runs < 10 and not num_preempted):  # which requests meet depends on the threads
+        num_preempted += check_alike(
+            whole, little(model, num_ranks, **tiers), seed + 100 * (num_runs // 2), build=built
+        )
+        num_runs += 1
     assert num_preempted
     for engine in engines[1::2]:
         measured = engine.measurement()
