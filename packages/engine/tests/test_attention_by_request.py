@@ -274,7 +274,7 @@ def test_a_lost_rank_ends_the_group_with_a_typed_error(ranks: LLM) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_any_rank_may_be_lost_at_any_moment(number: signal.Signals, seed: int, tmp_path: Path) -> None:
-    """Of four; with every other seed, while pages go to a disk and come back."""
+    """One of four ranks is lost. With every other seed, pages are copied to a disk and back meanwhile."""
     rng, before, tiers = random.Random(seed), shared_memory(), dict[str, Any]()
     if seed % 2:
         tiers = {"host_cache_gb": 0.01, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.05}

@@ -152,7 +152,7 @@ class Report:
     num_cached_tokens: int
     num_aborted: int
     drafter: DraftCounts
-    """Of a draft model or a head, if the engine has no other ranks."""
+    """Counts of a draft model or a head; all are 0 if there are other ranks."""
     cached: dict[str, int]
     """Tokens of each request that came from the cache."""
 

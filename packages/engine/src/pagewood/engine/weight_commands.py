@@ -120,7 +120,7 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
     as before. It is refused while an update is read.
 
     Raises:
-        ValueError: a tag is unknown, there is none, or weights are dropped that do not sleep.
+        ValueError: a tag is unknown, `tags` is empty, or weights are to be dropped and "weights" is not among the tags.
     """
 
     request_id: str

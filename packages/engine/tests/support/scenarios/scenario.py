@@ -101,7 +101,8 @@ class Scenario:
     updates: tuple[Update, ...] = ()
     """Updates of the weights, one after the other; requests then have no grammars, vectors, windows and adapters."""
     naps: tuple[tuple[int, int, SleepTag], ...] = ()
-    """Steps before which memory begins to sleep and wakes up, and which; only with updates, and while none is read."""
+    """(step before which memory falls asleep, step before which it wakes, kind of memory); only in scenarios with
+    updates, and not while one is read."""
     max_drafts: int = 0
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     guess_quality: float = 0.5

@@ -86,15 +86,15 @@ class MovePages(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Copy your parts of pages from or to the host cache, beside the steps, and answer with `PagesMoved`."""
 
     number: int
-    """Of the copy."""
+    """Identifies the copy; the answer has the same."""
     is_out: bool
     """Whether from the KV memory to the host cache, or from there to the store."""
     slots: list[int]
     """Images of the host cache."""
     pages: list[int] = []
-    """Of the KV memory, without a store."""
+    """Pages of the KV memory; empty if a store is given."""
     keys: list[bytes] = []
-    """Of the pages in the store."""
+    """Keys of the pages in the store; empty without a store."""
     store: StoreName | None = None
     """With which the host cache exchanges pages; None: with the KV memory."""
 
