@@ -6,8 +6,8 @@ python tools/survival_check.py --streams 64 --minutes 1 --every 10 --json surviv
 A real `pagewood serve` with the embedded model. First each of the requests is answered while nothing dies: sampled and
 greedy completions with penalties and stop strings, chats with log probabilities, schemas and functions. Then so many
 streams run at a time, each with one of these requests, and a new one when it ends. The engine, the detokenizer or a
-tokenizer is killed by SIGKILL in between, or the engine is replaced (`--moves`). A request that comes while the server
-is not ready gets 503 `not_ready`, and is sent again as clients of OpenAI do; these are counted apart.
+tokenizer is killed by SIGKILL in between, or the engine is replaced (`--moves`). Requests that come while the server
+is not ready wait, as those that were there.
 
 Printed are the requests that failed, the texts that were wrong, and the longest pause that a client saw between two
 parts of its answer. The exit code is 1 if a request failed, a text was wrong, or no process was killed.
@@ -36,7 +36,6 @@ from pagewood.server.bench.http_client import HttpClient, HttpError
 MODEL = "pagewood-demo"
 PROCESSES = ("engine", "detokenizer", "tokenizer")
 LIMIT_S = 900.0
-RETRY_S = 0.5
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {
     "type": "object",
@@ -196,22 +195,17 @@ def _said_by(choice: dict[str, Any]) -> list[str]:
     return [*texts, f"<{choice['finish_reason']}>" if choice.get("finish_reason") else ""]
 
 
-async def ask(client: HttpClient, path: str, body: bytes, counts: Counter[str]) -> Stream:
-    """Send a request until it is accepted, and read its answer."""
-    while True:
-        stream = Stream()
-        try:
-            status = await client.send("POST", path, body, stream.take, limit_s=LIMIT_S)
-        except HttpError as error:
-            stream.parts.append(f'data: {{"error": {{"code": "{error.kind}"}}}}\n'.encode())
-            return stream
-        if status == 503 and b'"not_ready"' in b"".join(stream.parts):
-            counts["sent while not ready"] += 1
-            await asyncio.sleep(RETRY_S)
-            continue
-        if status != 200:
-            stream.parts.append(f'\ndata: {{"error": {{"code": "status {status}"}}}}\n'.encode())
+async def ask(client: HttpClient, path: str, body: bytes) -> Stream:
+    """Send a request, and read its answer."""
+    stream = Stream()
+    try:
+        status = await client.send("POST", path, body, stream.take, limit_s=LIMIT_S)
+    except HttpError as error:
+        stream.parts.append(f'data: {{"error": {{"code": "{error.kind}"}}}}\n'.encode())
         return stream
+    if status != 200:
+        stream.parts.append(f'\ndata: {{"error": {{"code": "status {status}"}}}}\n'.encode())
+    return stream
 
 
 async def check(server: Server, options: argparse.Namespace) -> dict[str, Any]:
@@ -220,7 +214,7 @@ async def check(server: Server, options: argparse.Namespace) -> dict[str, Any]:
     requests = requests_of(options)
     counts: Counter[str] = Counter()
     kills: Counter[str] = Counter()
-    expected = [stream.said() for stream in await asyncio.gather(*[ask(client, *one, counts) for one in requests])]
+    expected = [stream.said() for stream in await asyncio.gather(*[ask(client, *one) for one in requests])]
     assert not [text for text in expected if text.startswith("error")], expected
     pauses: list[float] = []
     failures: Counter[str] = Counter()
@@ -231,7 +225,7 @@ async def check(server: Server, options: argparse.Namespace) -> dict[str, Any]:
         rng = random.Random(number)
         while time.monotonic() < end_s:
             kind = rng.randrange(len(requests))
-            stream = await ask(client, *requests[kind], counts)
+            stream = await ask(client, *requests[kind])
             said = stream.said()
             counts["requests"] += 1
             pauses.append(stream.pause_s)
@@ -271,7 +265,6 @@ async def check(server: Server, options: argparse.Namespace) -> dict[str, Any]:
         "wrong texts": len(wrong),
         "longest pause s": round(max(pauses), 2),
         "median longest pause s": round(median(pauses), 2),
-        "sent while not ready": counts["sent while not ready"],
         "incidents": json.loads(ready)["incidents"],
     }
 

@@ -127,7 +127,8 @@ async def test_requests_wait_while_no_replica_works(server: MemoryServer) -> Non
         server.kill(number, is_restarted=False)
     assert server.service.status.state is EngineState.DOWN
     assert (await server.client.get("/ready")).status_code == 503
-    await server.until(lambda: dispatcher_of(server).num_waiting == NUM_PLACES + 2)
+    asks.append(Ask(server, "a prompt that comes meanwhile"))
+    await server.until(lambda: dispatcher_of(server).num_waiting == NUM_PLACES + 3)
     for number in range(NUM):
         server.restart(number)
     for ask in asks:

@@ -108,6 +108,26 @@ def test_requests_go_on_behind_what_they_have_had_when_the_engine_is_back() -> N
     assert (live.num_live, live.num_ending, live.incidents.num_retried, live.incidents.num_lost) == (0, 0, 3, 0)
 
 
+def test_requests_that_come_while_the_engine_is_away_wait_for_it() -> None:
+    sender = Recorder()
+    live = LiveRequests([sender], limit=3, max_retries=1)
+    live.lost(LOST)
+    group = live.submit([generate("a", siblings=("a1",))], prompt_param="prompt")
+    left = live.submit([generate("b")], prompt_param="prompt")
+    with pytest.raises(ApiError) as refused:  # the queue is as long as ever
+        live.submit([generate("c")], prompt_param="prompt")
+    assert refused.value.code == "overloaded"
+    live.close(left)
+    assert (live.num_live, live.num_held, sender.messages) == (2, 2, [])
+    live.resume()
+    (message,) = sender.sent()
+    assert wire.ids_of(message) == ("a", "a1")
+    for name in wire.ids_of(message):
+        live.take(answer(name, finish=FinishReason.LENGTH))
+    assert heard(group) == ["0 t", "1 t"]
+    assert (live.num_live, live.incidents.num_retried, live.incidents.num_lost) == (0, 0, 0)
+
+
 def test_every_answer_keeps_its_seed_and_its_place() -> None:
     """Also one that the client did not choose, when the first answer has ended, and after another death."""
     sender = Recorder()
@@ -453,25 +473,30 @@ async def test_a_client_notices_nothing_of_a_death(
     status.lost(next_incarnation=1)
     live.lost(LOST)
     assert (live.num_held, status.state) == (2, EngineState.DOWN)
+    assert (await server.client.get("/ready")).status_code == 503
+    assert (await server.admin.post("/flush_cache", json={})).status_code == 503  # commands are not repeated
+    latest = Client(server, body, path="/v1/completions")
+    await server.until(lambda: live.num_held == 3)
     status.incarnation = 0  # not ours; the engine of this test did not die: it plays the next one
     server.gate.open()
     messages += [message async for message in received]
     assert messages[0]["status"] == 200
     assert messages[-2]["body"] == b"data: [DONE]\n\n" or messages[-1]["body"] == b"data: [DONE]\n\n"
-    messages = [message async for message in late.messages()]
-    text = b"".join(message.get("body", b"") for message in messages).decode()
     expected = server.expected_text("A question", max_tokens=20, temperature=1.0, seed=3)
-    if stream:
-        chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == expected
-    else:
-        assert json.loads(text)["choices"][0]["text"] == expected
+    for client in (late, latest):
+        messages = [message async for message in client.messages()]
+        text = b"".join(message.get("body", b"") for message in messages).decode()
+        if stream:
+            chunks = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+            assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == expected
+        else:
+            assert json.loads(text)["choices"][0]["text"] == expected
     assert live.incidents.num_retried == 2
     assert (await server.client.get("/ready")).json()["incidents"]["retried"] == 2
     await server.until_idle()
     await server.stop()
-    await asyncio.gather(late.served, running.served)
-    posts = [record for record in caplog.records if record.getMessage().startswith("POST")]
-    of_running, of_late = (record.__dict__["fields"]["engine_ids"] for record in posts)
-    assert (len(of_running), len(of_late)) == (2, 2)
-    assert len({*of_running, *of_late}) == 4
+    await asyncio.gather(late.served, latest.served, running.served)
+    posts = [record for record in caplog.records if record.getMessage().startswith("POST /v1/completions")]
+    engine_ids = [record.__dict__["fields"]["engine_ids"] for record in posts]
+    assert sorted(map(len, engine_ids)) == [1, 2, 2]  # the last one was sent once
+    assert len({name for names in engine_ids for name in names}) == 5

@@ -310,7 +310,7 @@ class MemoryServer:
             lambda: run_detokenizer(self.tokenizer, self._to_detokenizer, self._to_http, stopped=stopped),
             lambda: self._run_pump(loop),
         ]
-        self._threads = [threading.Thread(target=stage) for stage in stages]
+        self._threads = [threading.Thread(target=stage, daemon=True) for stage in stages]  # a failed test ends
         for thread in self._threads:
             thread.start()
         await self.until(lambda: all(one.state is EngineState.READY for one in self._statuses))
@@ -346,7 +346,7 @@ class MemoryServer:
 
     def restart(self, number: int) -> None:
         """Start the next engine of a replica that has died."""
-        self._threads.append(threading.Thread(target=self._run_engine, args=(number,)))
+        self._threads.append(threading.Thread(target=self._run_engine, args=(number,), daemon=True))
         self._threads[-1].start()
 
     async def stop(self) -> None:

@@ -68,7 +68,7 @@ class ProfileEndpoint:
         """Record the work of the engine and its devices for some seconds or steps; steps are slower meanwhile."""
         said = await self.models.reader.read(request, parser(ProfileRequest, is_optional=True))
         service = self.models.chosen(request)
-        service.model(service.model_name)
+        service.check_ready()
         if service.folder is None:
             raise ApiError("This server takes no profiles.", code="profiling_unavailable")
         seconds = said.seconds or (DEFAULT_SECONDS if said.steps is None else MAX_SECONDS)

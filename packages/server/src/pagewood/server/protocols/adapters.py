@@ -162,7 +162,7 @@ class AdapterEndpoints:
         self, request: Request, name: str, folder: str, *, replaces: bool = False, is_pinned: bool = False
     ) -> None:
         service = self.models.chosen(request)
-        service.model(service.model_name)
+        service.check_ready()
         check_name(name, model_name=service.model_name, param="lora_name")
         found = service.adapters.checked_folder(folder, param="lora_path")
         message = LoadAdapter(
@@ -173,7 +173,7 @@ class AdapterEndpoints:
 
     async def _unload(self, request: Request, name: str) -> None:
         service = self.models.chosen(request)
-        service.model(service.model_name)
+        service.check_ready()
         if name not in service.adapters.by_name:
             raise ApiError(
                 f"The adapter '{name}' does not exist.", status=404, param="lora_name", code="adapter_not_found"

@@ -174,6 +174,11 @@ class LiveRequests:
         return len(self._held)
 
     @property
+    def has_repeats(self) -> bool:
+        """Whether requests that a dead process held, and those that come meanwhile, wait for the next process."""
+        return self._max_retries > 0
+
+    @property
     def is_interrupted(self) -> bool:
         """Whether `resume` must be called when the server is ready."""
         return self._is_away or len(self._marks) < len(self._loads.away)
@@ -214,7 +219,8 @@ class LiveRequests:
     ) -> LiveGroup:
         """Send the prompts of one HTTP request to the tokenizers; the caller must `close` the group.
 
-        They get the tenant of the present caller and its namespace, and count for the quota of its key.
+        They get the tenant of the present caller and its namespace, and count for the quota of its key. While a process
+        that has died is started again, they wait as those that it held.
 
         Args:
             prompts: one message for each; the engine gets a request for each of its answers.
@@ -525,7 +531,7 @@ class LiveRequests:
         for prompt, frame in zip(prompts, frames, strict=True):
             if self._watch is not None:
                 self._watch.submitted(prompt)
-            is_held = self._is_away and bool(group.room) and group.may_repeat
+            is_held = self._is_away and group.may_repeat
             tokenizer = HELD if is_held else self._dispatch(prompt, frame)
             for place, request_id in enumerate(wire.ids_of(prompt)):
                 self._live[request_id] = LiveRequest(
@@ -549,7 +555,7 @@ class LiveRequests:
 
     def _may_repeat(self, prompts: Sequence[wire.NewRequest]) -> bool:
         """Return whether messages may be sent twice; commands change the engine."""
-        return self._max_retries > 0 and all(isinstance(one, wire.Generate | wire.Encode) for one in prompts)
+        return self.has_repeats and all(isinstance(one, wire.Generate | wire.Encode) for one in prompts)
 
     def _kept(self, prompt: wire.NewRequest) -> wire.NewRequest:
         """Return a message that can be continued: it has a seed, and its tokens come with its answers."""

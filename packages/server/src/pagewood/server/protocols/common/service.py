@@ -125,18 +125,33 @@ class Service:
                 self.dispatcher.take(message)
 
     def model(self, name: str) -> wire.Model:
-        """Return the loaded model, with the adapter if `name` is that of one.
+        """Return the model that a request is for, with the adapter if `name` is that of one.
+
+        While its engine is started again after a death, the request may come: it waits as those that the engine held.
 
         Raises:
-            ApiError: `name` is another model, or the engine is not ready.
+            ApiError: `name` is another model, or the engine does not work and requests do not wait for it.
         """
         adapter = self.adapter_of(name)
-        model = self.status.model
-        if model is None or self.status.state is not EngineState.READY:
-            raise unavailable(f"The engine is not ready: {self.status.detail}.", code="not_ready")
+        model, state = self.status.model, self.status.state
+        may_wait = self.live.has_repeats and state is not EngineState.STALLED
+        if model is None or not (may_wait or state is EngineState.READY):
+            raise self._not_ready()
         if adapter is None:
             return model
         return replace(model, adapter=adapter, adapter_version=self.status.adapter_versions.get(adapter))
+
+    def check_ready(self) -> None:
+        """Check that the engine works now, as commands need it, which are not repeated.
+
+        Raises:
+            ApiError: it does not.
+        """
+        if self.status.state is not EngineState.READY:
+            raise self._not_ready()
+
+    def _not_ready(self) -> ApiError:
+        return unavailable(f"The engine is not ready: {self.status.detail}.", code="not_ready")
 
     def adapter_of(self, name: str) -> str | None:
         """Return the adapter that a client names: alone, or behind the model and a colon; None: it names the model.

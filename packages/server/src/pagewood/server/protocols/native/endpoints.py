@@ -290,6 +290,7 @@ class NativeEndpoints:
         said = await self.models.reader.read(request, parser(fields.RetainRequest))
         service = await self.models.serving(said.model, request)
         model = _model(service, said.model)
+        service.check_ready()
         prompt, param = said.prompt(vocab_size=model.vocab_size)
         message = wire.RetainText(
             request_id=new_request_id("req"),
@@ -339,7 +340,7 @@ class NativeEndpoints:
             ApiError: the query names no model although there are several, or the engine is not ready.
         """
         service = self.models.chosen(request)
-        service.model(service.model_name)
+        service.check_ready()
         return service
 
     def _generate(

@@ -392,7 +392,7 @@ class WeightEndpoints:
         """Stop computing, as SGLang does; no request ends unless the mode is `abort`."""
         service = self.models.chosen(request)
         said = await self.models.reader.read(request, parser(bodies.PauseGeneration, is_optional=True))
-        self._check_ready(service)
+        service.check_ready()
         await service.pause(retract=said.mode == "retract", abort=said.mode == "abort")
         return self._done(service)
 
@@ -400,7 +400,7 @@ class WeightEndpoints:
         """Compute again after a pause."""
         service = self.models.chosen(request)
         await self.models.reader.read(request, parser(bodies.ContinueGeneration, is_optional=True))
-        self._check_ready(service)
+        service.check_ready()
         await service.resume()
         return self._done(service)
 
@@ -434,7 +434,7 @@ class WeightEndpoints:
         drops_weights = level == "2" and "weights" in tags
         if drops_weights:
             self._check(service)  # otherwise they could not be updated
-        self._check_ready(service)
+        service.check_ready()
         await service.sleep(tags, drops_weights=drops_weights, mode=mode)
         return self._sleeping(service)
 
@@ -442,7 +442,7 @@ class WeightEndpoints:
         """Take memory again that `/sleep` has given back: all, or what `tags` name; then compute again."""
         service = self.models.chosen(request)
         tags = bodies.sleep_tags(request.query_params.getlist("tags"))
-        self._check_ready(service)
+        service.check_ready()
         await service.wake_up(tags)
         return self._sleeping(service)
 
@@ -455,7 +455,7 @@ class WeightEndpoints:
         """Give memory back, as SGLang does; weights are kept in files. Requests wait, and go on afterwards."""
         service = self.models.chosen(request)
         said = await self.models.reader.read(request, parser(bodies.Occupation, is_optional=True))
-        self._check_ready(service)
+        service.check_ready()
         tags = said.memory()
         if tags:
             await service.sleep(tags, drops_weights=False, mode="keep")
@@ -465,7 +465,7 @@ class WeightEndpoints:
         """Take memory again, as SGLang does."""
         service = self.models.chosen(request)
         said = await self.models.reader.read(request, parser(bodies.Occupation, is_optional=True))
-        self._check_ready(service)
+        service.check_ready()
         tags = said.memory()
         if tags:
             await service.wake_up(tags)
@@ -529,12 +529,9 @@ class WeightEndpoints:
 
     def _check(self, service: Service) -> None:
         """Check that there is one engine, and that it works."""
-        self._check_ready(service)
+        service.check_ready()
         if service.dispatcher is not None:
             raise ApiError("Weights cannot be updated with --replicas above 1.", code="weights_fixed")
-
-    def _check_ready(self, service: Service) -> None:
-        service.model(service.model_name)
 
     def _now(self, service: Service) -> str:
         return service.weights.now(service.status.incarnation)
