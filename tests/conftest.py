@@ -17,5 +17,5 @@ def url() -> Iterator[str]:
         assert welcome is not None, server.communicate()[1]
         yield welcome.split(" at ")[1].split()[0]
         server.terminate()
-        server.communicate(timeout=30)
+        server.communicate(timeout=120)
     assert server.returncode == 0

@@ -16,7 +16,7 @@ def run_script(*arguments: str) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.run(
         [sys.executable, str(SCRIPT), "--quick", "--rounds", "1", "--seconds", "0.1", *arguments],
-        capture_output=True, text=True, env=environment, timeout=100, check=False,
+        capture_output=True, text=True, env=environment, timeout=280, check=False,
     )  # fmt: skip
 
 

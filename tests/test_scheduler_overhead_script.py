@@ -24,7 +24,7 @@ def test_a_part_has_all_its_rows(arguments: list[str], rows: list[str]) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments, "--quick"],
-        capture_output=True, text=True, env=environment, timeout=100, check=False,
+        capture_output=True, text=True, env=environment, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for row in rows:

@@ -15,7 +15,7 @@ def test_it_measures_every_order_alone_and_in_the_engine() -> None:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

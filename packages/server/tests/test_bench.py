@@ -32,6 +32,8 @@ class FakeServer:
     def __init__(self) -> None:
         self.pieces: list[tuple[float, bytes]] = []
         self.asked: list[dict[str, Any]] = []
+        self.num_awaited = 0
+        """Requests that must have come before the first is answered."""
         self.num_connections = 0
         self.url = ""
 
@@ -41,6 +43,8 @@ class FakeServer:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
                 self.asked.append(json.loads(await reader.readexactly(length)))
+                while len(self.asked) < self.num_awaited:
+                    await asyncio.sleep(0.005)
                 for wait_s, piece in self.pieces:
                     await asyncio.sleep(wait_s)
                     writer.write(piece)
@@ -88,7 +92,7 @@ async def sender() -> AsyncGenerator[Callable[[str], Sender]]:
 
     def to(url: str) -> Sender:
         clients.append(HttpClient(url))
-        return Sender(clients[-1], endpoint="chat", model="m", fields={"seed": 1}, limit_s=0.5)
+        return Sender(clients[-1], endpoint="chat", model="m", fields={"seed": 1}, limit_s=3.0)
 
     yield to
     for client in clients:
@@ -108,13 +112,19 @@ async def test_times_and_counts(fake: FakeServer, sender: Senders) -> None:
         ROLE, content("a"), content("b"), content("c d"), END, USAGE, "[DONE]"
     )
     fake.pieces = [(0, head + role), (0.1, one), (0.05, two), (0.15, three + end + usage + done + last)]
-    found = await ask(sender(fake.url), keeps_text=True)
-    assert found.error is None
-    assert (found.num_prompt, found.num_cached, found.num_output, found.text) == (7, 4, 5, "abc d")
-    assert found.ttft_s == pytest.approx(0.1, abs=0.04)
-    assert found.itl_s == [pytest.approx(0.05, abs=0.04), pytest.approx(0.15, abs=0.04)]
-    assert found.tpot_s == pytest.approx(0.05, abs=0.015)
-    (asked,) = fake.asked
+    client, times_s = sender(fake.url), list[float]()
+    for _ in range(50):
+        found = await ask(client, keeps_text=True)
+        assert found.error is None
+        assert (found.num_prompt, found.num_cached, found.num_output, found.text) == (7, 4, 5, "abc d")
+        times_s = (found.ttft_s, *found.itl_s, found.tpot_s)
+        if times_s == tuple(
+            pytest.approx(s, abs=a) for s, a in ((0.1, 0.04), (0.05, 0.04), (0.15, 0.04), (0.05, 0.015))
+        ):
+            break  # otherwise the machine was busy with something else
+    else:
+        raise AssertionError(times_s)
+    asked = fake.asked[0]
     assert asked["messages"] == [{"role": "user", "content": "Hi"}]
     assert (asked["model"], asked["max_tokens"], asked["seed"], asked["stream"]) == ("m", 5, 1, True)
 
@@ -173,7 +183,8 @@ async def test_closed_loop_and_conversations(fake: FakeServer, sender: Senders) 
 
 
 async def test_open_loop_does_not_wait(fake: FakeServer, sender: Senders) -> None:
-    fake.pieces = [(0.3, b"".join(streamed(content("a"), "[DONE]")))]
+    fake.pieces = [(0, b"".join(streamed(content("a"), "[DONE]")))]
+    fake.num_awaited = 10
     found = await run(sender(fake.url), iter([turns(1)] * 10), gaps=iter([0.01] * 10))
     assert fake.num_connections == 10
     planned = [record.planned_s - found.records[0].planned_s for record in found.records]

@@ -140,7 +140,7 @@ async def test_all_who_watch_get_the_same_bytes(server: MemoryServer) -> None:
 
 async def test_a_stream_over_a_socket_ends_with_its_client(server: MemoryServer) -> None:
     events, key = {"accept": "text/event-stream"}, {"x-api-key": ADMIN_KEY}
-    async with listening(server) as url, httpx.AsyncClient(base_url=url, headers=key) as client:
+    async with listening(server) as url, httpx.AsyncClient(base_url=url, headers=key, timeout=60) as client:
         async with client.stream("GET", "/dashboard/events", headers=events) as response:
             assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
             found: list[dict[str, Any]] = []

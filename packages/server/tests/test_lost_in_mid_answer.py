@@ -235,7 +235,7 @@ async def test_the_answer_is_that_of_a_quiet_server(
     async with (
         scripted_server(tools_folder, None if case.is_drawn else answer_of, **options) as server,
         listening(server) as url,
-        httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {KEY}"}) as client,
+        httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as client,
         paced(server, step_s=0.001),
     ):
         incidents = server.service.live.incidents

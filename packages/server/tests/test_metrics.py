@@ -136,12 +136,19 @@ async def test_gauges_follow_requests_that_run_and_wait(server: MemoryServer) ->
     await server.until(lambda: server.gate.is_held)  # so that the others are all there when one is chosen
     running += [asyncio.create_task(server.client.send(task)) for task in tasks[1:]]
     await server.until(lambda: server.service.live.num_live == 12)
-    await asyncio.sleep(0.5)  # a live request may not be with the engine yet
+    await server.until(lambda: server.num_queued_commands == 11)  # they have passed the tokenizer
+
+    def are_counted() -> bool:
+        counters = server.engine_status.counters
+        return (counters["num_running"], counters["num_waiting"]) == (8, 4)
+
     for _ in range(20):  # a pulse comes between two steps, if the last one is old
         server.gate.allow(1)
         await asyncio.sleep(0.06)
-        if server.engine_status.counters["num_running"] == 8 and server.engine_status.counters["num_waiting"] == 4:
+        await server.until(lambda: server.gate.is_held or are_counted())
+        if are_counted():
             break
+    await server.until(are_counted)
     found = await scrape(server)
     assert found.value("vllm:num_requests_running") == found.value("sglang:num_running_reqs") == 8
     assert found.value("vllm:num_requests_waiting") == found.value("sglang:num_queue_reqs") == 4

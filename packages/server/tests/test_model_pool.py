@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -326,7 +327,10 @@ async def test_idle_models_are_unloaded_and_busy_or_pinned_ones_are_not(make: Ca
     assert fleet.states()["a"] == "loaded"
     busy.end()
     fleet.now_s += 100
-    await asyncio.sleep(0.1)
+    end_s = time.monotonic() + 60
+    while fleet.states()["a"] != "unloaded":
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.01)
     assert fleet.states() == {"a": "unloaded", "b": "loaded", "c": "unloaded"}
     assert fleet.pool.listed()[0].loads.unloaded == {"idle": 1}
 

@@ -53,7 +53,7 @@ http {{ access_log off; client_body_temp_path {folder}/body; proxy_temp_path {fo
         yield f"http://127.0.0.1:{own}/llm"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def behind(server: MemoryServer, way: str, folder: Path) -> AsyncGenerator
         port = int(url.rpartition(":")[2])
         run = nginx(folder, port) if way == "nginx" else proxying(port, "/llm", strips=way == "strip")
         with run as address:
-            async with httpx.AsyncClient(base_url=address) as client:
+            async with httpx.AsyncClient(base_url=address, timeout=60) as client:
                 for _ in range(200):
                     try:
                         await client.get("/health")
@@ -120,7 +120,7 @@ async def test_behind_a_proxy_a_body_with_upgrade_is_no_request_of_its_own(
 
 async def test_without_a_proxy_both_forms_of_a_path_work(server: MemoryServer) -> None:
     server.frontend = replace(server.frontend, root_path="/llm/a")
-    async with listening(server) as url, httpx.AsyncClient(base_url=url) as client:
+    async with listening(server) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         for path, status in {
             "/health": 200, "/llm/a/health": 200, "/llm/a/": 200, "/llm/a/llm/a/health": 404, "/llm/health": 404,
             "/llm/ahealth": 404, "/llm/a//health": 404,
@@ -134,7 +134,7 @@ async def test_without_a_proxy_both_forms_of_a_path_work(server: MemoryServer) -
 
 async def test_a_prefix_that_paths_of_the_server_have_must_be_removed_by_the_proxy(server: MemoryServer) -> None:
     server.frontend = replace(server.frontend, root_path="/api")
-    async with listening(server) as url, httpx.AsyncClient(base_url=url) as client:
+    async with listening(server) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         assert (await client.get("/api/version")).status_code == 200  # Ollama's
         assert (await client.get("/api/health")).status_code == 404
 

@@ -80,7 +80,7 @@ def test_the_file_of_a_killed_server_is_replaced(tmp_path: Path, monkeypatch: py
         assert key_files(tmp_path) == [path]
         assert [status(server, sent) for sent in (None, stale, ORDINARY)] == [401, 401, 403]
         assert server.admin.get("/server_info").status_code == 200
-        assert httpx.get(f"{server.url}/v1/models", headers={"x-api-key": ORDINARY}).status_code == 200
+        assert httpx.get(f"{server.url}/v1/models", headers={"x-api-key": ORDINARY}, timeout=60).status_code == 200
         assert top(server.url, tmp_path).returncode == 0
     assert not key_files(tmp_path)
 

@@ -374,23 +374,26 @@ def test_a_process_that_dies_is_replaced(own_server: Server) -> None:
         next(stream)
         if stage == "tokenizer":
             # Requests that have left the tokenizer go on; one that is in it when it dies is sent to the next.
+            own_server.admin.post("/pause", json={}).raise_for_status()  # so that the stream does not end meanwhile
             os.kill(pid, signal.SIGSTOP)
+            num_live = own_server.ready()["requests"]["live"]
             with socket.create_connection(own_server.url.removeprefix("http://").split(":")) as connection:  # type: ignore[arg-type]
                 content = httpx.Request("POST", own_server.url, json={"model": MODEL, "prompt": "a"}).content
                 head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
                 head += "Content-Type: application/json\r\n"
                 head += f"Content-Length: {len(content)}\r\n\r\n"
                 connection.sendall(head.encode() + content)
-                until(lambda: own_server.ready()["requests"]["live"] == 2)
-                os.kill(pid, signal.SIGKILL)
+                until(lambda num=num_live: own_server.ready()["requests"]["live"] == num + 1)
+                own_server.lose(stage)
+                until(lambda: "tokenizer_process" in own_server.children())
+                own_server.admin.post("/resume", json={}).raise_for_status()
                 answer = b"".join(iter(lambda: connection.recv(65536), b""))
             assert b" 200 " in answer.splitlines()[0]
             assert own_server.ready()["incidents"] | {"retried": 1, "lost": 0} == own_server.ready()["incidents"]
             assert len(list(stream)) > 100
         else:
-            os.kill(pid, signal.SIGKILL)
+            own_server.lose(stage)
             if stage == "engine":
-                until(lambda: own_server.http.get("/ready").status_code == 503)
                 assert own_server.http.get("/health").status_code == 200
             assert len(list(stream)) > 100
         until(lambda: own_server.http.get("/ready").status_code == 200)

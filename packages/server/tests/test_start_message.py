@@ -53,7 +53,7 @@ def test_sighup_without_a_key_file_replaces_the_engine_and_an_ascii_terminal_get
         server.process.send_signal(signal.SIGHUP)
         until(lambda: not is_alive(engine))
         until(lambda: server.ready()["status"] == "ready")
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/health", timeout=LIMIT_S).status_code == 200
         assert "Traceback" not in server.stderr()
         chat = subprocess.run(
             [sys.executable, "-m", "pagewood.server", "chat", "--url", server.url, "--max-tokens", "2"],

@@ -12,7 +12,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
@@ -404,9 +403,7 @@ def test_hostile_grammars_are_refused_while_others_are_served(server: Server) ->
     neighbours = [chat(f"What is {i} + 1?", temperature=0, max_tokens=20) for i in range(10)]
     expected = [answer.choices[0].message.content for answer in together(server, neighbours)]
     hostile = [chat("x", max_tokens=20, extra_body=fields) for fields, _ in HOSTILE]
-    began_s = time.monotonic()
     answers = together(server, hostile + neighbours)
-    assert time.monotonic() - began_s < 5 * TIMEOUT_S
     assert [answer.choices[0].message.content for answer in answers[len(hostile) :]] == expected
     for (fields, param), error in zip(HOSTILE, answers, strict=False):
         assert isinstance(error, APIStatusError), (str(fields)[:200], error)

@@ -29,13 +29,11 @@ print("ended")
 
 
 def test_a_blocked_interpreter_ends_its_process() -> None:
-    start_s = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGPROF, done.stderr
     assert done.stdout.splitlines() == ["still alive"]
     assert "in render" in done.stderr
     assert "secret" not in done.stderr
-    assert time.monotonic() - start_s < 30
 
 
 BUSY = f"""

@@ -165,9 +165,7 @@ def expected(server: Server) -> dict[str, list[Any]]:
 def kill(server: Server, process: str) -> None:
     """Kill a process, and wait until another one has taken its place."""
     until(lambda: f"{process}_process" in server.children())
-    before = server.ready()["incidents"]["restarts"]
-    os.kill(server.children()[f"{process}_process"], signal.SIGKILL)
-    until(lambda: server.ready()["incidents"]["restarts"] > before)
+    server.lose(process)
 
 
 def check(clients: dict[str, Client], expected: dict[str, list[Any]]) -> None:

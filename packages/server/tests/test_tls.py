@@ -117,14 +117,14 @@ def _check_anthropic(url: str, trust: ssl.SSLContext) -> None:
 
 
 async def _check_http(url: str, port: int, trust: ssl.SSLContext) -> None:
-    async with httpx.AsyncClient() as stranger:
+    async with httpx.AsyncClient(timeout=60) as stranger:
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await stranger.get(f"{url}/health")
         with pytest.raises(httpx.HTTPError):
             await stranger.get(f"http://127.0.0.1:{port}/health")
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
     writer.write(b"nonsense\r\n\r\n")
-    answer = await asyncio.wait_for(reader.readuntil(b"}}"), 10)
+    answer = await asyncio.wait_for(reader.readuntil(b"}}"), 60)
     assert answer.startswith(b"HTTP/1.1 400")
     assert b"invalid_http" in answer
     writer.close()
@@ -199,7 +199,7 @@ def test_a_server_with_keys_and_a_certificate(tmp_path: Path, monkeypatch: pytes
             assert "5" in (said.choices[0].message.content or "")
             keys.write_text(f"{KEY}-new\n")
             server.process.send_signal(signal.SIGHUP)
-            until(lambda: status("/v1/models", f"{KEY}-new") == 200, limit_s=30)
+            until(lambda: status("/v1/models", f"{KEY}-new") == 200)
             with pytest.raises(APIStatusError):
                 openai.models.list()
         assert KEY not in server.stderr()

@@ -41,7 +41,7 @@ async def test_a_header_names_the_client_only_from_a_trusted_proxy(
     await server.until(lambda: http.started)
     try:
         port = socket.getsockname()[1]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=FORWARDED) as seen:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=FORWARDED, timeout=60) as seen:
             assert (await seen.get("/v1/models")).status_code == 200
             cross = await seen.post("/abort", json={"rid": "x"}, headers={"Origin": f"http://127.0.0.1:{port}"})
             # A trusted proxy that says https has a page of http for a foreign one.

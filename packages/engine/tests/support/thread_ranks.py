@@ -17,8 +17,8 @@ from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.pulse import Pulse
 from pagewood.engine.runner.ranks.segment import Segment, segment_bytes
 
-_HEARTBEAT_S = 0.5
-"""All ranks are in one process, so none is late; a rank that does not take part in a step is found after this time."""
+_HEARTBEAT_S = 30.0
+"""All ranks are in one process, so none is silent; but a machine may be busy with something else."""
 
 
 class NotedRunner:
@@ -77,14 +77,17 @@ class ThreadRanks:
     Args:
         count: of ranks.
         make_runner: (segment, rank) -> a runner that notes its steps.
+        heartbeat_s: after this time, a rank is found that does not take part in a step.
     """
 
-    def __init__(self, count: int, make_runner: Callable[[Segment, int], Runner]) -> None:
+    def __init__(
+        self, count: int, make_runner: Callable[[Segment, int], Runner], *, heartbeat_s: float = _HEARTBEAT_S
+    ) -> None:
         self.segment = Segment.in_memory(np.zeros(segment_bytes(count), np.uint8), count)
         self.runner = make_runner(self.segment, 0)
         """Of rank 0."""
         self._pulses = [
-            Pulse(self.segment, rank, heartbeat_s=_HEARTBEAT_S, on_end=lambda: None) for rank in range(count)
+            Pulse(self.segment, rank, heartbeat_s=heartbeat_s, on_end=lambda: None) for rank in range(count)
         ]
         self._links: list[Link] = []
         self._others: list[Link] = []

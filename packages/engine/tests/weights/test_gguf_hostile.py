@@ -187,14 +187,14 @@ def damage(content: bytes, tmp_path: Path, *, seeds: range) -> int:
             changed[at : at + width] = (number % 2 ** (8 * width)).to_bytes(width, "little")
         file = tmp_path / f"{seed}.gguf"
         file.write_bytes(changed)
-        start = time.perf_counter()
+        start = time.process_time()
         most = 32 * len(content) + (4 << 20)
         peak, is_refused = measure(file)
         if peak >= most:  # a table that the whole process shares may have grown, which it does once
             peak, is_refused = measure(file)
         num_refused += is_refused
         assert peak < most, (seed, peak)
-        assert time.perf_counter() - start < 10, seed
+        assert time.process_time() - start < 10, seed
         file.unlink()
     return num_refused
 

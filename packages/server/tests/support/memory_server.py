@@ -359,7 +359,7 @@ class MemoryServer:
         for link in (*self._links, *(replica.link for replica in self.replicas)):
             link.wake()
         for thread in self._threads:
-            await asyncio.to_thread(thread.join, 10)
+            await asyncio.to_thread(thread.join, 60)
             assert not thread.is_alive()
         self._remove_profiles()
 

@@ -82,7 +82,7 @@ async def interrupted(server: MemoryServer, path: str, body: dict[str, Any]) -> 
     server.gate.allow(5)
     async with (
         listening(server) as url,
-        httpx.AsyncClient(base_url=url) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
         client.stream("POST", path, json={"model": "echo", **body}) as response,
     ):
         assert response.status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -115,6 +116,12 @@ class Server:
 
     def ready(self) -> dict[str, Any]:
         return self.http.get("/ready").json()
+
+    def lose(self, process: str) -> None:
+        """Kill a process, and wait until the server has noticed; it is not ready then, if it needs the process."""
+        before = self.ready()["incidents"]["restarts"]
+        os.kill(self.children()[f"{process}_process"], signal.SIGKILL)
+        until(lambda: self.ready()["incidents"]["restarts"] > before)
 
     def until_idle(self) -> dict[str, int]:
         """Wait until no process holds a request, and return the counters."""
