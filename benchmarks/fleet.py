@@ -27,6 +27,7 @@ from statistics import median
 from time import perf_counter, process_time
 
 from pagewood.schedpolicy import Router
+from pagewood.schedpolicy.routing.prefix_index import MAX_BLOCKS
 from pagewood.schedpolicy.simulation import (
     H100_8B,
     Fleet,
@@ -148,11 +149,11 @@ def hit_rates(trace: Trace, *, num_replicas: int, num_pages: int) -> dict[str, f
     return {way: rate(way) for way in ("router", "round-robin", "random")}
 
 
-def measure_scale(num_replicas: int, num_requests: int) -> str:
+def measure_scale(num_replicas: int, num_requests: int, *, max_blocks: int) -> str:
     """Run many requests on many replicas; return a row of the table below."""
     trace = generate("multi-turn", num_requests=num_requests, rate=5.0 * num_replicas, seed=0)
     trace_gb = _used_gb()
-    fleet, router = _fleet(num_replicas), default_router(PAGE_SIZE, 0)
+    fleet, router = _fleet(num_replicas), default_router(PAGE_SIZE, 0, max_blocks=max_blocks)
     gc.collect()
     gc.disable()  # nothing of a run is a cycle, and a full collection would visit all requests
     began_s = process_time()
@@ -163,7 +164,7 @@ def measure_scale(num_replicas: int, num_requests: int) -> str:
     summary = summarise(observed.replicas, Objective())
     return (
         f"| {num_replicas} | {num_requests} | {num_steps} | {took_s:.0f} | {1e6 * took_s / num_requests:.0f} "
-        f"| {trace_gb:.2f} | {_used_gb():.2f} | {summary.hit_rate:.1%} | {router.index.num_left_out} |"
+        f"| {trace_gb:.2f} | {_used_gb():.2f} | {summary.hit_rate:.1%} | {router.index.spacing} |"
     )
 
 
@@ -229,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("trace", nargs="?", type=Path, help="JSON lines of Mooncake's form, for hits")
     parser.add_argument("--requests", type=int, help="default: 5,000; all of a trace; a million for scale")
     parser.add_argument("--replicas", type=int, help="default: 8 for hits, 1,000 for scale")
+    parser.add_argument("--max-blocks", type=int, default=MAX_BLOCKS, help="scale: bound of the router's index")
     parser.add_argument("--rate", type=float, default=5.0, help="apart: requests/s for each replica")
     parser.add_argument("--share", type=float, default=0.1, help="apart: part of the requests that is long")
     parser.add_argument("--smoke", action="store_true", help="a few requests only, and a generated trace")
@@ -242,11 +244,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _print_hits(options)
     if "scale" in parts:
         num_replicas = 20 if options.smoke else options.replicas or 1000
-        print(
-            "\n| replicas | requests | steps | CPU, s | us/request | GB, trace | GB, all | hit rate | blocks left out |"
-        )
+        print("\n| replicas | requests | steps | CPU, s | us/request | GB, trace | GB, all | hit rate | one block of |")
         print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
-        print(measure_scale(num_replicas, 200 if options.smoke else options.requests or 1_000_000))
+        print(
+            measure_scale(
+                num_replicas, 200 if options.smoke else options.requests or 1_000_000, max_blocks=options.max_blocks
+            )
+        )
     if "apart" in parts:
         print(
             "\n| replicas | of them for prompts | gap p50, ms | p99 | longest | chat: first token p50, ms | p99 ",

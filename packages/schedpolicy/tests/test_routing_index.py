@@ -1,3 +1,4 @@
+import hashlib
 from typing import Any
 
 import pytest
@@ -5,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pagewood.schedpolicy.routing.prefix_index import PrefixIndex
+from pagewood.schedpolicy.routing.prefix_index import PrefixIndex, rank
 
 BLOCKS = st.lists(st.integers(0, 11), max_size=5, unique=True)
 SLOTS = st.integers(0, 2)
 
 
 class Index(RuleBasedStateMachine):
-    """The index under random events equals a dictionary of sets, or a part of it where it is full."""
+    """The index under random events equals a dictionary of sets, without the blocks of low ranks where it is full."""
 
     @initialize(max_blocks=st.sampled_from((1, 7, 1000)))
     def begin(self, max_blocks: int):
@@ -87,23 +88,25 @@ class Index(RuleBasedStateMachine):
         runs = self.index.runs(hashes)
         assert [num for num, _ in runs] == sorted({num for num, _ in runs}, reverse=True)
         for slot in self.held:
-            held, num_blocks = self.index.blocks(slot), 0
-            while num_blocks < len(hashes) and hashes[num_blocks] in held:
-                num_blocks += 1
+            held, least, num_blocks = self.index.blocks(slot), self.index.least_rank(slot), 0
+            for num, name in enumerate(hashes, 1):
+                if name in held:
+                    num_blocks = num
+                elif rank(name) >= least:
+                    break
             assert next((num for num, bits in runs if bits >> slot & 1), 0) == num_blocks
 
     @invariant()
-    def is_exact_until_it_is_full(self):
+    def is_exact_but_for_low_ranks(self):
         if not hasattr(self, "index"):
             return
         known = {slot: set(self.index.blocks(slot)) for slot in self.held}
-        num_blocks = sum(map(len, known.values()))
-        assert num_blocks == self.index.num_blocks <= self.max_blocks
+        assert sum(map(len, known.values())) == self.index.num_blocks <= self.max_blocks
         assert {slot: self.index.position(slot) for slot in self.held} == self.position
-        if self.index.num_left_out:
-            assert all(known[slot] <= self.held[slot] for slot in self.held)
-        else:
-            assert known == self.held
+        for slot, held in self.held.items():
+            least = self.index.least_rank(slot)
+            assert known[slot] == {name for name in held if rank(name) >= least}
+            assert not least or self.max_blocks < 1000
 
 
 TestIndex = Index.TestCase
@@ -139,6 +142,33 @@ def test_a_batch_that_is_known_in_part_is_a_gap():
     assert index.apply(0, 0, 3, [["BlockStored", [1]], ["BlockStored", [2]], ["BlockStored", [3]]])
     assert not index.apply(0, 2, 4, [["BlockStored", [3]], ["BlockRemoved", [1]]])
     assert index.blocks(0) == frozenset()
+
+
+def test_a_full_index_still_knows_long_prefixes_on_all_replicas():
+    index = PrefixIndex(block_size=16, max_blocks=1000)
+    names = [hashlib.sha256(b"%d" % number).digest() for number in range(1200)]
+    for slot in range(3):
+        index.open(slot)
+        assert index.apply(slot, 0, 1, [["BlockStored", names]])
+    assert [index.spacing, index.least_rank(0)] == [4, 2]
+    assert 500 < index.num_blocks <= 1000
+    ((num_blocks, bits),) = index.runs(names)
+    assert bits == 0b111
+    assert 1160 < num_blocks <= 1200
+    assert index.runs([names[1], *range(100)]) == []
+    index.lose(1)
+    index.restore(1, 1, names[:8])
+    assert index.blocks(1) == {*names[:8]}, "it begins again with all of its blocks"
+    assert index.runs(names[:8])[0] == (8, 0b010)
+    index.restore(1, 1, names[2:8])
+    assert rank(names[1]) == 0, "the others skip it"
+    assert [bits & 0b010 for _, bits in index.runs(names[1:8])] == [0]
+
+
+def test_names_have_the_same_ranks_everywhere():
+    assert [rank(name) for name in (0, 2, 5, -5, b"a", b"block 23", b"long block 23")] == [64, 2, 3, 0, 0, 6, 6]
+    ranks = [rank(name) for name in range(4096)]
+    assert [2045 < ranks.count(0) < 2051, 1021 < ranks.count(1) < 1027, 509 < ranks.count(2) < 515] == [True] * 3
 
 
 def test_limits_are_checked():

@@ -16,7 +16,7 @@ from pagewood.schedpolicy.orders.shares import fair_share
 from pagewood.schedpolicy.routing.held import HeldByQuota
 from pagewood.schedpolicy.routing.load import Report
 from pagewood.schedpolicy.routing.placement import Departure, Placement, R, Ticket
-from pagewood.schedpolicy.routing.prefix_index import BlockHash, PrefixIndex
+from pagewood.schedpolicy.routing.prefix_index import MAX_BLOCKS, BlockHash, PrefixIndex
 from pagewood.schedpolicy.routing.replicas import Pool, ReplicaName, ReplicaState, Role
 from pagewood.schedpolicy.verdict import FITS, Verdict
 
@@ -106,7 +106,7 @@ class Router(Generic[R]):
         min_apart_tokens: int = 256,
         max_moves: int = 3,
         max_deaths: int = 2,
-        max_blocks: int = 4_000_000,
+        max_blocks: int = MAX_BLOCKS,
     ) -> None:
         """Start without replicas.
 
@@ -121,7 +121,7 @@ class Router(Generic[R]):
             min_apart_tokens: A replica with the role DECODE computes up to this many prompt tokens itself, >= 0.
             max_moves: How often a request is displaced, >= 0.
             max_deaths: After this many deaths of its replica a request is ended, >= 1.
-            max_blocks: Blocks of all replicas that are remembered, >= 1.
+            max_blocks: Blocks of all replicas that are remembered, >= 1; see `PrefixIndex`.
 
         Raises:
             ValueError: An argument is out of range, or `order` is not empty.
@@ -181,6 +181,11 @@ class Router(Generic[R]):
         """Return the requests of a replica, and their prompt tokens that are not computed yet."""
         load = self._state(replica).load
         return load.num_requests, load.num_tokens
+
+    def own_load(self, replica: ReplicaName) -> tuple[int, int]:
+        """Return the part of `load` that this router has sent."""
+        load = self._state(replica).load
+        return load.num_own_requests, load.num_own_tokens
 
     def requests_of(self, replica: ReplicaName) -> list[Ticket]:
         """Return the tickets of the requests that a replica answers."""

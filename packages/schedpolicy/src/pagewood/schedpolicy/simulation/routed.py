@@ -11,6 +11,7 @@ from pagewood.schedpolicy.admission.quotas import Quotas
 from pagewood.schedpolicy.routing.autoscaler import FleetLoad
 from pagewood.schedpolicy.routing.load import Report
 from pagewood.schedpolicy.routing.placement import Placement, Ticket
+from pagewood.schedpolicy.routing.prefix_index import MAX_BLOCKS
 from pagewood.schedpolicy.routing.replicas import Role
 from pagewood.schedpolicy.routing.router import Router
 from pagewood.schedpolicy.simulation.cache import BlockCache
@@ -93,9 +94,17 @@ def simulate_routed(
     return _Run(trace, fleet, operations, make_policies, router).run()
 
 
-def default_router(page_size: int, seed: int, *, quotas: Quotas | None = None) -> Router[RoutedSimRequest]:
+def default_router(
+    page_size: int, seed: int, *, quotas: Quotas | None = None, max_blocks: int = MAX_BLOCKS
+) -> Router[RoutedSimRequest]:
     """Return a router with defaults for everything else; it ends no request, however many of its replicas die."""
-    return Router(block_size=page_size, rng=Random(f"router/{seed}"), quotas=quotas, max_deaths=_ANY_NUMBER)
+    return Router(
+        block_size=page_size,
+        rng=Random(f"router/{seed}"),
+        quotas=quotas,
+        max_deaths=_ANY_NUMBER,
+        max_blocks=max_blocks,
+    )
 
 
 class _Run:
