@@ -148,16 +148,14 @@ class BlockCache:
             return
         self._clock += 1
         node.used = self._clock
-        self._unlock(node)
-
-    def _unlock(self, node: "_Node | None") -> None:
+        last = node
         while node is not None:
             node.num_locks -= 1
             if node.num_locks:
-                return
+                break
             self._num_locked -= 1
-            self._queue_if_evictable(node)
             node = node.parent
+        self._queue_if_evictable(last)  # the others have a page behind them
 
     def evict(self, num_pages: int) -> int:
         """Evict up to `num_pages` unlocked pages, and return how many."""

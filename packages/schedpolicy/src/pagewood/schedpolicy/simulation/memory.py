@@ -38,7 +38,8 @@ class Memory:
     @property
     def num_available(self) -> int:
         """Pages that can be taken: free, or cached and unlocked."""
-        return self.num_free + self.cache.num_evictable
+        cache = self.cache
+        return self.num_pages - self._num_private - cache.num_pages + cache.num_evictable
 
     @property
     def num_used(self) -> int:
@@ -76,8 +77,9 @@ class Memory:
 
         Each eviction frees one page and the spare ones; the next eviction comes when these have run out.
         """
-        num_lacking, num_freed = num_pages - self.num_free, 1 + self._num_spare(1)
+        num_lacking = num_pages - self.num_free
         if num_lacking > 0:
+            num_freed = 1 + self._num_spare(1)
             num_evicted = self.cache.evict(-(-num_lacking // num_freed) * num_freed)
             assert num_evicted >= num_lacking, "take_singly must not exceed num_available"
         self._num_private += num_pages

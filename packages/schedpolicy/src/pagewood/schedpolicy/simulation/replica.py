@@ -192,9 +192,9 @@ class Replica:
         )
         ended: dict[int, SimRequest] = {}  # by arrival; one that was preempted may be found twice
         if self._is_decoding:
-            # The pages of the first step were taken when it began, and the reserve has counted it.
-            self._memory.take_singly(decoding.num_new_pages(num_steps) - decoding.num_new_pages(1))
-            self._policies.reserve.on_step(num_steps - 1)
+            if num_steps > 1:  # the pages of the first step were taken when it began, and the reserve has counted it
+                self._memory.take_singly(decoding.num_new_pages(num_steps) - decoding.num_new_pages(1))
+                self._policies.reserve.on_step(num_steps - 1)
             decoding.advance(num_steps)
             while (request := decoding.pop_ended()) is not None:
                 ended[request.arrival] = request
@@ -370,9 +370,10 @@ class Replica:
         """
         decoding, memory = self._decoding, self._memory
         completing = [request for request in self._prefilling if _lacks_one(request)]
-        num_pages = sum(memory.pages_of(request.num_tokens) - request.num_pages for request in completing)
-        if num_pages + decoding.num_new_pages(1) <= memory.num_available:
-            memory.take_singly(decoding.num_new_pages(1))
+        num_pages = sum([memory.pages_of(request.num_tokens) - request.num_pages for request in completing])
+        num_new_pages = decoding.num_new_pages(1)
+        if num_pages + num_new_pages <= memory.num_available:
+            memory.take_singly(num_new_pages)
             for request in completing:
                 memory.grow(request, request.num_tokens)
             has_preempted = False
@@ -412,6 +413,8 @@ class Replica:
 
     def _open_prompts(self, budget: StepBudget) -> "_Prompts":
         """Return the prompts in progress; part of the step is left for requests that wait to start."""
+        if not self._prefilling:
+            return _Prompts(left=[], room=0)
         room, limits = budget.offer_prefill(_ANY_NUMBER), self._policies.budget
         if self._queue.num_candidates and len(self._running) < limits.max_running and limits.max_prefills > 1:
             room -= room // _PARTS_OF_STEP
