@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +10,9 @@ from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.types import Message
 
+from pagewood.server.keys.key import ApiKey
 from pagewood.server.ray.arguments import DRAIN_S, Arguments, config_of
-from pagewood.server.ray.ingress import LocalOnly
+from pagewood.server.ray.ingress import LocalOnly, check_limits
 from pagewood.server.ray.scaling import KV_USE, PLACES, RUNNING, WAITING, WorkPolicy
 from pagewood.server.ray.served_engine import reachable, with_port
 
@@ -33,12 +35,21 @@ def test_options_are_those_of_the_command_line_and_engines_have_their_processors
         ("--model-idle-seconds 5", "options must not set idle_s, got 5.0: an application serves one model"),
         ("--kv-events tcp://*:5557", "options must set kv_events to tcp://HOST:*"),
         ("--no-such-option", "unrecognized arguments: --no-such-option"),
+        ("--quota a:max_running=1", "num_ingress must be 1 with --quota, got 2: each ingress would count"),
         ("--device cuda", "num_gpus must be > 0 with --device cuda, got 0.0"),
     ],
 )
 def test_what_has_no_meaning_here_is_refused_by_name(options: str, said: str) -> None:
     with pytest.raises(ValueError, match=said.replace("*", r"\*")):
-        config_of(Arguments(options=options))
+        config_of(Arguments(options=options, num_ingress=2))
+
+
+@pytest.mark.parametrize("name", ["requests_per_minute", "tokens_per_minute", "max_concurrent"])
+def test_limits_of_keys_are_refused_by_name_where_several_would_count_them(name: str) -> None:
+    key = ApiKey(digest=bytes(32), name="mine")
+    check_limits([key])
+    with pytest.raises(ValueError, match=f"{name} of key 'mine' must not be set with several ingresses, got 5"):
+        check_limits([key, dataclasses.replace(key, **{name: 5})])
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from typing import cast
 
 import pytest
 
-from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, Flush, SetPriority
+from pagewood.engine.api import Abort, Delta, EngineConfig, FinishReason, Flush, SetPriority, Submit
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.ray.calls import ReplicaLeftError
 from pagewood.server.ray.joining import Joining
-from pagewood.server.ray.link import LEASE_S, Links, LostEngineError
+from pagewood.server.ray.link import LEASE_S, Link, Links, LostEngineError
 from pagewood.server.replicas.dispatcher import Dispatcher, Replica
 from pagewood.server.replicas.fleet_status import FleetStatus
 from pagewood.server.replicas.making import make_router
@@ -93,6 +93,41 @@ async def test_what_came_over_a_link_ends_with_it_also_when_nothing_is_heard_of_
         await links["heard"].take()
 
 
+def submit(name: str, *, num_tokens: int) -> bytes:
+    return wire.encode(Submit(request_id=name, tokens=bytes(4 * num_tokens)))
+
+
+async def others_of(link: Link) -> list[tuple[int, int]]:
+    """Return what a link has heard of the requests of the others since the last call."""
+    async with asyncio.timeout(10):
+        messages = map(wire.from_engine.decode, await link.take())
+    return [(one.num_requests, one.num_prompt_tokens) for one in messages if isinstance(one, wire.OtherLoad)]
+
+
+async def test_a_process_hears_what_the_engine_has_of_the_requests_of_others() -> None:
+    engine = LinkedEngine()
+    engine.links.take(pulse())
+    first = engine.links.open("first", SEAT)
+    assert await others_of(first) == [], "it is alone"
+    engine.links.tell("first", 0, submit("a", num_tokens=30))
+    engine.links.tell("first", 1, submit("b", num_tokens=5))
+    engine.links.tell("first", 2, flush("c"))  # it takes no place
+    second = engine.links.open("second", Seat(number=3, incarnation=1))
+    assert await others_of(second) == [(2, 35)]
+    engine.links.tell("second", 0, submit("d", num_tokens=7))
+    assert await others_of(first) == [(1, 7)]
+    engine.links.take(wire.Step((Delta("a", first=True, num_prompt_tokens=30),)))  # no token yet
+    engine.links.take(wire.Step((Delta("a", tokens=(1,), num_output_tokens=1),)))
+    engine.links.take(wire.Step((Delta("b", finish=FinishReason.STOP, num_output_tokens=1), Delta("d", tokens=(1,)))))
+    assert await others_of(second) == [(2, 5), (1, 0)]
+    engine.links.take(wire.Step((Delta("a", finish=FinishReason.STOP, num_output_tokens=2),)))
+    assert await others_of(second) == [(0, 0)]
+    engine.links.take(pulse())
+    assert (await others_of(first), await others_of(second)) == ([(1, 7)], [(0, 0)]), "each pulse repeats it"
+    engine.links.close("second")
+    assert await others_of(first) == [(0, 0)]
+
+
 class Fleet:
     """The side with the requests. It stands for the requests, for Ray, and for the detokenizer, all at once."""
 
@@ -108,6 +143,7 @@ class Fleet:
         self.told: list[tuple[str, int]] = []
         self.notes: dict[str, int] = {}
         self.closed: list[str] = []
+        self.num_heard = 0
         self.kind = "ours"
         self.refusal: Exception | None = None
         self.changed = cast("Callable[[Sequence[str]], None]", None)
@@ -129,6 +165,10 @@ class Fleet:
 
     def send(self, frame: bytes) -> None:
         message = wire.from_engine.decode(frame)
+        if isinstance(message, wire.OtherLoad):
+            self.dispatcher.others_changed(message)
+            self.num_heard += 1
+            return
         assert isinstance(message, wire.Pulse)
         self.status.take(message)
         self.dispatcher.pulsed(message)
@@ -173,6 +213,18 @@ class Fleet:
         self.dispatcher.take(
             wire.Routed(request_id=name, priority=0, tenant="", block_hashes=b"", submit=name.encode(), **sizes)
         )
+
+    async def hear(self, name: str, *, num_requests: int, num_prompt_tokens: int = 0, incarnation: int = 0) -> None:
+        """Let an engine say what it has of the requests of other processes."""
+        num_heard, seat = self.num_heard, self.seats[name]
+        load = wire.OtherLoad(
+            num_requests=num_requests,
+            num_prompt_tokens=num_prompt_tokens,
+            replica=seat.number,
+            incarnation=seat.incarnation + incarnation,
+        )
+        self.said[name].put_nowait(wire.encode(load))
+        await until(lambda: self.num_heard > num_heard)
 
     def num(self, name: str) -> int:
         """Return how many requests an engine has."""
@@ -226,6 +278,31 @@ async def test_the_last_engine_keeps_its_requests_until_another_one_comes(fleet:
     await fleet.have("b")
     await until(lambda: fleet.closed == ["a"])
     assert fleet.moved == [("r0", True)]
+
+
+async def test_requests_of_other_processes_take_places_and_are_load(fleet: Fleet) -> None:
+    await fleet.have("a", "b")
+    await fleet.hear("a", num_requests=1)
+    await fleet.hear("b", num_requests=9, incarnation=1)  # of another process
+    fleet.route("r0")
+    fleet.route("r1")
+    fleet.route("r2")
+    assert (fleet.num("a"), fleet.num("b")) == (1, 2)
+    fleet.route("r3")
+    await fleet.hear("a", num_requests=1)
+    assert fleet.roster.num_waiting == 1
+    await fleet.hear("a", num_requests=0)
+    assert (fleet.num("a"), fleet.num("b"), fleet.roster.num_waiting) == (2, 2, 0)
+
+
+async def test_prompts_of_other_processes_are_load(fleet: Fleet) -> None:
+    await fleet.have("a", "b")
+    for busy, other in ("ab", "ba"):
+        await fleet.hear(busy, num_requests=1, num_prompt_tokens=2000)
+        await fleet.hear(other, num_requests=1)
+        num = fleet.num(other)
+        fleet.route(f"beside {busy}")
+        assert fleet.num(other) == num + 1
 
 
 @pytest.mark.parametrize("by_call", [None, LostEngineError("it has died"), ReplicaLeftError("a")])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 from openai.types.responses import ResponseItemList
@@ -599,6 +601,24 @@ async def test_kept_response(server: MemoryServer) -> None:
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "response_not_found")
     error = await refused(server, {"previous_response_id": response["id"]})
     assert (error["param"], error["code"]) == ("previous_response_id", "previous_response_not_found")
+
+
+async def test_a_server_that_keeps_none_says_so(server: MemoryServer) -> None:
+    app = dataclasses.replace(server.frontend, keeps_responses=False).app()
+    body = {"model": server.service.model_name, "input": "Hi"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=server.client.base_url) as client:
+        response = (await client.post(PATH, json=body)).json()
+        assert (response["status"], response["store"]) == ("completed", False)
+        found = [
+            await client.post(PATH, json=body | {"store": True}),
+            await client.post(PATH, json=body | {"previous_response_id": response["id"]}),
+            await client.get(f"{PATH}/{response['id']}"),
+            await client.delete(f"{PATH}/{response['id']}"),
+        ]
+    errors = [one.json()["error"] for one in found]
+    assert [one.status_code for one in found] == [400] * 4
+    assert [error["param"] for error in errors] == ["store", "previous_response_id", "id", "id"]
+    assert {error["code"] for error in errors} == {"responses_not_kept"}
 
 
 async def test_input_items(server: MemoryServer, script: Script) -> None:

@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false
 # (Ray is a dependency of the extra only)
-"""Three engines on a local cluster of Ray: which one gets a request, and what happens to streams when one ends."""
+"""Engines on a local cluster of Ray: which one gets a request, and what happens to streams when a process ends."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from pagewood.server.ray.application import app
 from pagewood.server.ray.arguments import Arguments
 
 OPTIONS = "--max-total-tokens 16384 --max-running-requests 4 --log-level warning"
+INGRESS = "ray::ServeReplica:default:Ingress"
 REPLICA, ENGINE_PROCESS = "ray::ServeReplica:default:Engine", "pagewood.server.processes.engine_process"
 FAILED = "the stream has failed"
 PROMPTS = [f"What can you do? {number}" for number in range(6)]
@@ -64,6 +65,13 @@ class Cluster:
                     chunk = json.loads(line.removeprefix("data: "))
                     parts.append(chunk["choices"][0]["text"] if "choices" in chunk else f"{FAILED}: {chunk}")
         return FAILED
+
+    def outcome(self, prompt: str) -> str:
+        """Return the text of a stream, or that it has failed, in whatever way."""
+        try:
+            return self.text(prompt)
+        except (httpx.HTTPError, json.JSONDecodeError):
+            return FAILED
 
 
 def until(condition: Callable[[], bool], *, limit_s: float = 60) -> None:
@@ -181,3 +189,51 @@ def test_engines_follow_the_work_to_zero_and_back(cluster: Cluster, expected: li
     assert cluster.ready()["incidents"]["lost"] == 0
     until(lambda: not cluster.engines(), limit_s=120)
     until(lambda: not processes(ENGINE_PROCESS))
+
+
+def test_several_ingresses_use_the_same_engines_and_the_death_of_one_cuts_its_own_streams_only(
+    cluster: Cluster, expected: list[str]
+) -> None:
+    cluster.run(Arguments(options=OPTIONS, num_replicas=2, num_ingress=2))
+    until(lambda: len(processes(INGRESS)) == 2 and len(cluster.engines()) == 2, limit_s=180)
+    kept = cluster.http.post("/v1/responses", json={"model": "pagewood-demo", "input": "Hi", "max_output_tokens": 4})
+    assert kept.json()["store"] is False
+    enough = threading.Event()
+
+    def repeated(index: int) -> str:
+        texts = {cluster.text(PROMPTS[index])}
+        while not enough.is_set():
+            texts.add(cluster.text(PROMPTS[index]))
+        return " or ".join(texts)
+
+    def some_are_of_another_ingress() -> bool:
+        engines = cluster.engines()
+        return 0 < sum(one["requests"] for one in engines) < sum(one["engine"]["num_running"] for one in engines)
+
+    def meet() -> None:
+        try:
+            until(some_are_of_another_ingress, limit_s=150)
+        finally:
+            enough.set()
+
+    indices = [*range(len(PROMPTS))]
+    assert together([lambda index=index: repeated(index) for index in indices], meanwhile=meet) == expected
+
+    for _ in range(10):  # until the one that dies had some of the streams, and not all
+        victim = processes(INGRESS)[0]
+
+        def kill(victim: int = victim) -> None:
+            until(lambda: any(one["engine"]["num_running"] for one in cluster.engines()))
+            os.kill(victim, signal.SIGKILL)
+
+        found = together([lambda prompt=prompt: cluster.outcome(prompt) for prompt in PROMPTS], meanwhile=kill)
+        assert all(text in (FAILED, whole) for text, whole in zip(found, expected, strict=True))
+        until(lambda victim=victim: len({*processes(INGRESS)} - {victim}) == 2, limit_s=120)
+        for index, text in enumerate(found):
+            if text == FAILED:  # its client asks again
+                until(lambda index=index: cluster.outcome(PROMPTS[index]) == expected[index])
+        if 0 < found.count(FAILED) < len(found):
+            break
+    else:
+        raise AssertionError(f"no death met some of the streams: {found}")
+    until(lambda: not any(one["engine"]["num_running"] for one in cluster.engines()))

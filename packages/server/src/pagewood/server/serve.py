@@ -245,8 +245,9 @@ def make_frontend(
     gate: KeyGate,
     metrics: Metrics | None,
     tracing: Tracing | None,
+    keeps_responses: bool = True,
 ) -> Frontend:
-    """Return the HTTP application of a server whose processes are started."""
+    """Return the HTTP application of a server whose processes are started; arguments as in `Frontend`."""
     from pagewood.server.http.access import access_rules
     from pagewood.server.http.app import Frontend
     from pagewood.server.http.bodies import Bodies
@@ -269,6 +270,7 @@ def make_frontend(
         metrics=metrics,
         more=served.operations(),
         root_path=config.root_path,
+        keeps_responses=keeps_responses,
     )
 
 

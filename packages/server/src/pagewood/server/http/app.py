@@ -39,6 +39,7 @@ from pagewood.server.protocols.ollama.endpoints import OllamaEndpoints
 from pagewood.server.protocols.ollama.errors import ollama_error
 from pagewood.server.protocols.openai.endpoints import OpenAIEndpoints
 from pagewood.server.protocols.responses.endpoints import ResponsesEndpoints, absent_routes
+from pagewood.server.protocols.responses.store import ResponseStore
 from pagewood.server.protocols.vectors.endpoints import VectorEndpoints
 from pagewood.server.protocols.weights.endpoints import WeightEndpoints
 
@@ -63,6 +64,8 @@ class Frontend:
     """Operations beyond those of every server."""
     root_path: str = ""
     """Prefix of a proxy before the server, such as `/llm`; empty: none."""
+    keeps_responses: bool = True
+    """Whether responses are kept, so that clients can read and continue them."""
 
     def all_operations(self) -> list[Operation]:
         """Return the operations of all protocols, and those outside of protocols."""
@@ -72,7 +75,7 @@ class Frontend:
             *ModelEndpoints(models).operations(),
             *AdapterEndpoints(models).operations(),
             *WeightEndpoints(models).operations(),
-            *ResponsesEndpoints(models).operations(),
+            *ResponsesEndpoints(models, ResponseStore() if self.keeps_responses else None).operations(),
             *VectorEndpoints(models).operations(),
             *AnthropicEndpoints(models).operations(),
             *OllamaEndpoints(models).operations(),

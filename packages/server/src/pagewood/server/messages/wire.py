@@ -443,7 +443,17 @@ class CacheChanges(msgspec.Struct, frozen=True, kw_only=True, tag="cache_changes
     """Whether they begin with an empty cache, whatever was sent before."""
 
 
-FromEngine = Step | Loading | Pulse | Snapshot | CacheChanges
+class OtherLoad(msgspec.Struct, frozen=True, kw_only=True, tag="other_load"):
+    """What an engine has of requests that came from other HTTP processes than the one that gets this."""
+
+    num_requests: int
+    num_prompt_tokens: int
+    """Of prompts that have no first token yet; those of them that are cached are counted too."""
+    replica: int = 0
+    incarnation: int = 0
+
+
+FromEngine = Step | Loading | Pulse | Snapshot | CacheChanges | OtherLoad
 
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -527,7 +537,7 @@ class Answers(msgspec.Struct, frozen=True, tag="answers"):
     """The one that computed it."""
 
 
-ToHttp = Answers | Loading | Pulse | Snapshot | CacheChanges | ToRouter
+ToHttp = Answers | Loading | Pulse | Snapshot | CacheChanges | OtherLoad | ToRouter
 
 
 encode = msgspec.msgpack.Encoder().encode

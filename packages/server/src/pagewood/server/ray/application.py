@@ -49,7 +49,7 @@ def app(arguments: Arguments) -> serve.Application:
         num_replicas=arguments.num_ingress,
         ray_actor_options={"num_cpus": 0.1},
         **both,
-    ).bind(config, engines, most=arguments.most_replicas)
+    ).bind(config, engines, most=arguments.most_replicas, is_alone=arguments.num_ingress == 1)
 
 
 def _number(arguments: Arguments) -> dict[str, Any]:

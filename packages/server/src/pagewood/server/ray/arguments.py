@@ -20,6 +20,8 @@ from pagewood.server.models.pool_config import DEFAULTS as NO_POOL
 DRAIN_S = 600.0
 """Default of `--drain-seconds`: how long a replica that Ray Serve ends may keep what cannot move."""
 
+COUNTED_APART = "each ingress would count what a tenant has for itself"
+
 _REASONS = {
     "Ray Serve does this": (
         *("host", "port", "tls_cert", "tls_key", "trusted_proxies", "max_connections", "replicas", "restart_order"),
@@ -82,6 +84,8 @@ def config_of(arguments: Arguments) -> ServeConfig:
         if address is not None and not (address.startswith("tcp://") and address.endswith(":*")):
             raise ValueError(f"options must set {name} to tcp://HOST:*, a free port for each replica, got {address!r}")
     engine = engine_config(given, model=arguments.model)
+    if engine.quotas and arguments.num_ingress > 1:
+        raise ValueError(f"num_ingress must be 1 with --quota, got {arguments.num_ingress}: {COUNTED_APART}")
     if engine.num_threads is None:
         engine = replace(engine, num_threads=max(1, int(arguments.num_cpus)))
     if engine.device == "cuda" and not arguments.num_gpus:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from pagewood.server.config import ServeConfig
 from pagewood.server.http.errors import ApiError
 from pagewood.server.keys.file import read_keys
 from pagewood.server.keys.gate import KeyGate
+from pagewood.server.keys.key import ApiKey
 from pagewood.server.messages.links import ZmqSender, address
 from pagewood.server.metrics.metrics import Metrics
 from pagewood.server.metrics.requests import RequestMetrics
@@ -24,6 +28,7 @@ from pagewood.server.models.engine_group import DETOKENIZER
 from pagewood.server.models.served_model import ServedModel
 from pagewood.server.models.single import SingleModel
 from pagewood.server.observe import logs
+from pagewood.server.ray.arguments import COUNTED_APART
 from pagewood.server.ray.calls import EngineCalls, kind_of
 from pagewood.server.ray.joining import Joining
 from pagewood.server.replicas.roster import Roster
@@ -41,15 +46,24 @@ class Ingress:
         config: of the server.
         engines: handle of `ServedEngine`.
         most: engines at a time.
+        is_alone: whether there is no other ingress. With others, each has a router, limits and seeds of its own, and no
+            response is kept, because the next request may come to another one.
+
+    Raises:
+        ValueError: a key has limits, and there are several to count for.
     """
 
-    async def __init__(self, config: ServeConfig, engines: Any, *, most: int) -> None:
+    async def __init__(self, config: ServeConfig, engines: Any, *, most: int, is_alone: bool = True) -> None:
         logs.configure(config.log_level, "http", form=config.log_format)
         self._folder = Path(tempfile.mkdtemp(prefix="pagewood-"))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._failed: str | None = None  # written by: _fail
         metrics = Metrics(requests=RequestMetrics(), compat=config.metrics_compat)
         keys = [*config.api_keys, *(() if config.api_key_file is None else read_keys(config.api_key_file))]
+        kind = kind_of(config.engine)
+        if not is_alone:
+            check_limits(keys)
+            config = replace(config, engine=replace(config.engine, seed=random.SystemRandom().getrandbits(31)))
         roster = Roster(most=most)
         self._served = SingleModel(
             ServedModel(config, metrics=metrics, roster=roster),
@@ -63,7 +77,7 @@ class Ingress:
             roster,
             EngineCalls(engines),
             self._relay,
-            kind=kind_of(config.engine),
+            kind=kind,
             is_wanted=lambda: bool(self._served.held.num_live),
         )
         await self._served.start()
@@ -73,6 +87,7 @@ class Ingress:
             gate=KeyGate(keys),
             metrics=metrics if config.metrics else None,
             tracing=None,
+            keeps_responses=is_alone,
         ).app()
         self._app = app if config.has_keys or config.insecure_no_keys else LocalOnly(app)
         self._tasks = [asyncio.create_task(work) for work in (*self._served.work(), joining.run())]
@@ -100,6 +115,21 @@ class Ingress:
     def _fail(self, why: str, code: int) -> None:
         _log.error("%s", why)
         self._failed = why
+
+
+def check_limits(keys: Sequence[ApiKey]) -> None:
+    """Check that no key has a limit that several ingresses would each count for themselves.
+
+    Raises:
+        ValueError: a key has one.
+    """
+    for key in keys:
+        for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent"):
+            value: int | None = getattr(key, name)
+            if value is not None:
+                raise ValueError(
+                    f"{name} of key {key.name!r} must not be set with several ingresses, got {value}: {COUNTED_APART}"
+                )
 
 
 class LocalOnly:

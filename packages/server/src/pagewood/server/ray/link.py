@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from pagewood.engine.api import Abort, Delta, PauseRequest, ResumeRequest, SetPriority
+from pagewood.engine.api import Abort, Delta, PauseRequest, ResumeRequest, SetPriority, Submit
 from pagewood.server.messages import wire
+from pagewood.server.messages.token_ids import num_ids
 from pagewood.server.replicas.roster import Seat
 
 LEASE_S = 30.0
@@ -23,7 +24,10 @@ class LostEngineError(Exception):
 class Link:
     """What an engine says to one process with requests, with the seat that this one gave to the engine."""
 
-    __slots__ = ("_arrived", "_early", "_end", "_frames", "_num_told", "_seat", "heard_s", "open", "waiting")
+    __slots__ = (
+        *("_arrived", "_early", "_end", "_frames", "_num_told", "_others", "_seat", "_tokens", "heard_s"),
+        *("num_prompt_tokens", "open", "waiting"),
+    )
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
@@ -32,6 +36,12 @@ class Link:
         self._end: Exception | None = None  # written by: fail
         self._num_told = 0  # written by: in_order
         self._early: dict[int, bytes] = {}  # contents written by: in_order
+        self._others = 0, 0  # written by: share
+        """What was last said of the requests of other links: their number, and their prompt tokens."""
+        self._tokens: dict[str, int] = {}  # contents written by: begin, note
+        """Tokens of prompts by request; 0 from the first token of the answer on."""
+        self.num_prompt_tokens = 0  # written by: begin, note
+        """Their sum."""
         self.open: dict[str, asyncio.Event] = {}  # contents written by: Links
         """Requests that came over it and have not ended, by id; the event is set at their end."""
         self.heard_s = 0.0  # written by: Links
@@ -55,6 +65,37 @@ class Link:
         self._frames.append(wire.encode(message))
         self._arrived.set()
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that came over it, and that take or want a place."""
+        return len(self._tokens)
+
+    def begin(self, submit: Submit) -> None:
+        """Count a request."""
+        num_tokens = num_ids(submit.tokens) + num_ids(submit.output)
+        self._tokens[submit.request_id] = num_tokens
+        self.num_prompt_tokens += num_tokens
+
+    def note(self, delta: Delta) -> None:
+        """Count what an answer has computed, or ended."""
+        num_tokens = self._tokens.get(delta.request_id)
+        if num_tokens is None:
+            return
+        if delta.finish is not None:
+            del self._tokens[delta.request_id]
+        elif delta.num_output_tokens:
+            self._tokens[delta.request_id] = 0
+        else:
+            return
+        self.num_prompt_tokens -= num_tokens
+
+    def share(self, num_requests: int, num_prompt_tokens: int, *, is_due: bool) -> None:
+        """Say what all links together have besides this one, if it has changed, or anyway if it `is_due`."""
+        others = num_requests - self.num_requests, num_prompt_tokens - self.num_prompt_tokens
+        if is_due or others != self._others:
+            self._others = others
+            self.send(wire.OtherLoad(num_requests=others[0], num_prompt_tokens=others[1]))
+
     def fail(self, error: Exception) -> None:
         """Let `take` raise this when all that was queued is taken."""
         self._end = error
@@ -73,6 +114,9 @@ class Link:
 
 class Links:
     """All links of an engine. Invariant: an answer goes over the link on which its request came, and over no other one.
+
+    Several processes use the engine, and each chooses for its own requests only. So each learns at once what the engine
+    has of the others' requests, and again with each pulse, because a message may be lost behind the link.
 
     A process that is not heard of for `LEASE_S` has died, or cannot reach the engine, so its link ends.
     """
@@ -96,6 +140,7 @@ class Links:
         link.heard_s = self._clock()
         if self._pulse is not None:
             link.send(self._pulse)
+        self._share()
         return link
 
     def close(self, name: str) -> None:
@@ -105,6 +150,7 @@ class Links:
             del self._of_request[request_id]
             self._to_engine(wire.encode(Abort(request_id=request_id)))
             ended.set()
+        self._share()
 
     def tell(self, name: str, number: int, frame: bytes) -> asyncio.Event | None:
         """Give the engine a frame of a link in its turn; `number` counts the frames of the link from 0.
@@ -120,6 +166,9 @@ class Links:
         if not isinstance(message, _UNANSWERED):
             ended = link.open[message.request_id] = asyncio.Event()
             self._of_request[message.request_id] = link
+        if isinstance(message, Submit):
+            link.begin(message)
+            self._share()
         for one in link.in_order(number, frame):
             self._to_engine(one)
         return ended
@@ -141,13 +190,14 @@ class Links:
         match message:
             case wire.Step():
                 self._answer(message)
-            case wire.Loading():
+            case wire.Loading() | wire.OtherLoad():
                 return
             case wire.Pulse() | wire.Snapshot() | wire.CacheChanges():
                 if isinstance(message, wire.Pulse):
                     self._pulse = message
                 for link in self._by_name.values():
                     link.send(message)
+        self._share(is_due=isinstance(message, wire.Pulse))
 
     def fail(self, error: Exception) -> None:
         """End all links: the engine has ended."""
@@ -156,12 +206,20 @@ class Links:
             for ended in link.open.values():
                 ended.set()
 
+    def _share(self, *, is_due: bool = False) -> None:
+        links = self._by_name.values()
+        num_requests = sum(link.num_requests for link in links)
+        num_prompt_tokens = sum(link.num_prompt_tokens for link in links)
+        for link in links:
+            link.share(num_requests, num_prompt_tokens, is_due=is_due and len(links) > 1)
+
     def _answer(self, step: wire.Step) -> None:
         by_link: dict[Link, list[Delta]] = {}
         for delta in step.deltas:
             link = self._of_request.get(delta.request_id)
             if link is not None:
                 by_link.setdefault(link, []).append(delta)
+                link.note(delta)
                 if delta.finish is not None:
                     del self._of_request[delta.request_id]
                     link.open.pop(delta.request_id).set()

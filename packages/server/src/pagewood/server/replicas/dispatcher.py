@@ -38,6 +38,7 @@ from pagewood.engine.weight_commands import (
     UpdateWeights,
     WakeUp,
 )
+from pagewood.schedpolicy.routing.load import Report
 from pagewood.schedpolicy.routing.placement import Placement, Ticket
 from pagewood.schedpolicy.routing.replicas import Role
 from pagewood.schedpolicy.routing.router import Router
@@ -205,8 +206,8 @@ class Dispatcher:
         return next((number for number, one in enumerate(self.replicas) if one.is_joined), 0)
 
     def num_requests(self, replica: int) -> int:
-        """Return how many requests a replica has."""
-        return self._router.load(replica)[0] if self.replicas[replica].is_joined else 0
+        """Return how many requests of this process a replica has."""
+        return self._router.own_load(replica)[0] if self.replicas[replica].is_joined else 0
 
     def take(self, message: wire.ToRouter) -> None:
         """Take a message of a tokenizer."""
@@ -290,6 +291,20 @@ class Dispatcher:
             return
         if not is_followed and not replica.shows_cache:
             self._forget_cache(number)
+
+    def others_changed(self, load: wire.OtherLoad) -> None:
+        """Take over what a replica has of the requests of other processes: it takes places, and work."""
+        number, replica = load.replica, self.replicas[load.replica]
+        if load.incarnation != replica.incarnation or not replica.is_joined:
+            return
+        num_requests, num_tokens = self._router.own_load(number)
+        report = Report(
+            at_s=self._clock(),
+            num_requests=num_requests + load.num_requests,
+            num_prompt_tokens=num_tokens + load.num_prompt_tokens,
+        )
+        self._router.report(number, report)
+        self._dispatch()
 
     def replica_lost(self, number: int, next_incarnation: int | None, error: ApiError, *, is_planned: bool) -> None:
         """A replica has died, or ends: its requests go to others, and those that wait are untouched.

@@ -233,7 +233,7 @@ class TextStreams:
                 return with_text(self._tokenizer, message)
             case wire.Loading() | wire.Pulse():
                 return replace(message, relay=self._incarnation)
-            case wire.CacheChanges():
+            case wire.CacheChanges() | wire.OtherLoad():
                 return message
 
     def _is_late(self, incarnation: int) -> bool:

@@ -120,6 +120,9 @@ class Service:
             case wire.CacheChanges():
                 if self.dispatcher is not None:
                     self.dispatcher.cache_changed(message)
+            case wire.OtherLoad():
+                if self.dispatcher is not None:
+                    self.dispatcher.others_changed(message)
             case _:
                 assert self.dispatcher is not None, "tokenizers send to the engine if there is one"
                 self.dispatcher.take(message)

@@ -55,7 +55,8 @@ class ResponsesEndpoints:
     """Responses: new ones and kept ones."""
 
     models: Models
-    store: ResponseStore = field(default_factory=ResponseStore)
+    store: ResponseStore | None = field(default_factory=ResponseStore)
+    """None: none are kept."""
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
@@ -167,7 +168,7 @@ class ResponsesEndpoints:
         )
         format = ResponsesFormat(
             response=self._begun(service.model_name, said, offered, sampling),
-            keep=self._keeper(items) if said.store is not False else None,
+            keep=self._keeper(items, said.store),
             shows_logprobs=said.shows_logprobs,
             shows_encrypted=said.shows_encrypted,
             origins=offered.origins,
@@ -184,7 +185,7 @@ class ResponsesEndpoints:
         """Delete a response that is kept."""
         self._kept(request)
         id: str = request.path_params["id"]
-        self.store.delete(id)
+        self._kept_ones("id").delete(id)
         return json_response(objects.DeletedResponse(id=id))
 
     async def cancel(self, request: Request) -> HttpResponse:
@@ -217,21 +218,31 @@ class ResponsesEndpoints:
 
     def _kept(self, request: Request) -> StoredResponse:
         id: str = request.path_params["id"]
-        found = self._find(id)
+        found = self._find(id, "id")
         if found is None:
             raise ApiError(f"Response with id '{id[:100]}' not found.", status=404, code="response_not_found")
         return found
 
-    def _find(self, id: str) -> StoredResponse | None:
+    def _kept_ones(self, param: str) -> ResponseStore:
+        if self.store is None:
+            raise ApiError(
+                "This server keeps no responses, because several processes answer requests. Send the whole "
+                "conversation as 'input', and leave 'store' out.",
+                param=param,
+                code="responses_not_kept",
+            )
+        return self.store
+
+    def _find(self, id: str, param: str) -> StoredResponse | None:
         """Return a response of the caller's tenant; None: unknown id."""
-        found = self.store.get(id)
+        found = self._kept_ones(param).get(id)
         return found if found is not None and found.tenant == current_caller().tenant else None
 
     def _conversation(self, id: str | None) -> list[dict[str, Any]]:
         """Return the items up to the end of a response; an empty list without an id."""
         if id is None:
             return []
-        found = self._find(id)
+        found = self._find(id, "previous_response_id")
         if found is None:
             raise ApiError(
                 f"Previous response with id '{id[:100]}' not found.",
@@ -240,13 +251,16 @@ class ResponsesEndpoints:
             )
         return found.conversation()
 
-    def _keeper(self, items: list[Item]) -> Callable[[Response], None]:
-        tenant = current_caller().tenant
+    def _keeper(self, items: list[Item], wants: bool | None) -> Callable[[Response], None] | None:
+        """Return what keeps the response; None: nothing does. `wants` is what the client says of it."""
+        if wants is False or (wants is None and self.store is None):
+            return None
+        store, tenant = self._kept_ones("store"), current_caller().tenant
 
         def keep(response: Response) -> None:
             body = msgspec.json.encode(response)
             listing = msgspec.json.encode([listed(item) for item in items])
-            self.store.put(response.id, StoredResponse(body=body, input=listing, tenant=tenant))
+            store.put(response.id, StoredResponse(body=body, input=listing, tenant=tenant))
 
         return keep
 
@@ -271,7 +285,7 @@ class ResponsesEndpoints:
             prompt_cache_key=said.prompt_cache_key,
             reasoning={"effort": effort, "summary": None if said.reasoning is None else said.reasoning.summary},
             safety_identifier=said.safety_identifier,
-            store=said.store is not False,
+            store=said.store is not False and self.store is not None,
             temperature=sampling.temperature if said.temperature is None else said.temperature,
             text=text,
             tool_choice=said.tool_choice or "auto",
