@@ -73,7 +73,6 @@ class Server:
     """A server process."""
 
     def __init__(self, folder: Path, *, num_replicas: int) -> None:
-        self.num_replicas = num_replicas
         self._log = (folder / "log").open("w+")
         self._process = subprocess.Popen(
             [
@@ -111,6 +110,13 @@ class Server:
 
 async def death(server: Server, name: str) -> dict[str, float]:
     """Kill a process under load, and return times in seconds and counts of ends."""
+    while (found := await _death(server, name)) is None:
+        pass
+    return found
+
+
+async def _death(server: Server, name: str) -> dict[str, float] | None:
+    """Return the same; None if a stream ended before all requests were there."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=LIMIT_S, limits=limits) as http:
         begun = asyncio.Semaphore(0)
@@ -119,32 +125,29 @@ async def death(server: Server, name: str) -> dict[str, float]:
         for _ in streams:
             await begun.acquire()
         waiting = [asyncio.create_task(_whole(http)) for _ in range(NUM_ROWS)]
-        while (await http.get("/ready")).json()["engine"]["num_waiting"] < NUM_ROWS:
+        while (await _ready(http))["requests"]["live"] < 2 * NUM_ROWS:  # the streams have all rows
             await asyncio.sleep(0.01)
+            if any(stream.done() for stream in streams):
+                await asyncio.gather(*streams, *waiting)
+                return None
         late = [asyncio.create_task(_whole(http)) for _ in range(2)]
-        before = (await http.get("/ready")).json()["incidents"]
+        before = (await _ready(http))["incidents"]
         os.kill(server.child(name), signal.SIGKILL)
         killed_s = time.monotonic()
         if name == "tokenizer":  # the server is ready all the time, and nothing fails
             ready_s = 0.0
-        elif name == "engine" and server.num_replicas > 1:  # the same, but one engine is missing meanwhile
-            while (found := (await http.get("/ready")).json())["incidents"]["restarts"] == before["restarts"]:
+        else:  # with several engines the server is ready meanwhile, but one of them is missing
+            while (found := await _ready(http))["incidents"]["restarts"] == before["restarts"]:
                 await asyncio.sleep(0.005)
-            while any(one["status"] != "ready" for one in found["replicas"]):
+            while any(one["status"] != "ready" for one in (found, *found.get("replicas", ()))):
                 await asyncio.sleep(0.005)
-                found = (await http.get("/ready")).json()
-            ready_s = time.monotonic() - killed_s
-        else:
-            while (await http.get("/ready")).status_code == 200:
-                await asyncio.sleep(0.005)
-            while (await http.get("/ready")).status_code != 200:
-                await asyncio.sleep(0.005)
+                found = await _ready(http)
             ready_s = time.monotonic() - killed_s
         (await http.post("/tokenize", json={"text": "a"})).raise_for_status()  # all rows are taken
         answer_s = time.monotonic() - killed_s
         ends = await asyncio.gather(*streams, *waiting)
         late_ends = await asyncio.gather(*late)  # these come at the moment of the death
-        after = (await http.get("/ready")).json()["incidents"]
+        after = (await _ready(http))["incidents"]
     return {
         "longest pause": max(pauses),
         "ready": ready_s,
@@ -194,6 +197,10 @@ def show(results: dict[str, list[dict[str, float]]]) -> None:
             for found in [[one[column] for one in rounds]]
         ]
         print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+async def _ready(http: httpx.AsyncClient) -> dict[str, Any]:
+    return (await http.get("/ready")).json()
 
 
 async def _timed(http: httpx.AsyncClient) -> float:
