@@ -7,14 +7,16 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from asked_twice import outputs
 from families.case import build
@@ -26,10 +28,12 @@ from pagewood.engine.core.loop import Engine, RunnerLostError
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.offline.calls import EngineFailedError
 from pagewood.engine.offline.llm import LLM
-from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision
+from pagewood.engine.runner.cpu.compiled.layout import Column
+from pagewood.engine.runner.cpu.program.division import DividedPass
+from pagewood.engine.runner.cpu.program.processing import integers_at
 from ranked_engines import generate_for, group_of, is_alive
-from seeded_faults import Edit, seed_fault
 
+Scopes = NDArray[np.int64]
 WAIT_S = 60
 """Then a process counts as hung."""
 PROMPTS = ["Hello, my name is", "The capital of France is", "1 2 3 4 5 6", "Once upon a time, there was a king who"]
@@ -63,23 +67,41 @@ def answered(config: EngineConfig) -> list[list[int]]:
     return outputs(build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox)
 
 
-_DIVIDED = "    are_own, nothing ="
-"""Where the rows of a step have been divided."""
-FAULTS: dict[str, Edit] = {
-    "sums of a row go to another rank": (
-        DividedPass, "lay_out", _DIVIDED, "    of_tokens[: int(counts[whole.tokens.index]), 0] ^= 1\n" + _DIVIDED
-    ),
-    "page table of another rank": (
-        RequestDivision, "note_pages", "pages % np.int32(self.num_pages)", "pages // np.int32(2)"
-    ),
-    "request on two ranks": (
-        DividedPass, "lay_out", "    of_tokens, places", "    owners[0] = rank\n    of_tokens, places"
-    ),
-    "own rows in another order": (
-        DividedPass, "lay_out", _DIVIDED,
-        "    reverse = places[: num_own[0]][::-1]\n    places[: num_own[0]] = reverse.copy()\n" + _DIVIDED,
-    ),
-}  # fmt: skip
+LayOut = Callable[[DividedPass, Scopes, Scopes], None]
+
+
+def sums_elsewhere(original: LayOut, divided: DividedPass, scopes: Scopes, counts: Scopes) -> None:
+    """Give the sums of a row to another rank."""
+    original(divided, scopes, counts)
+    num = int(counts[divided.whole.scope.tokens.index])
+    integers_at(scopes[divided.part.scope.index, Column.OWNERS], 2 * num)[::2] ^= 1
+
+
+def request_on_two_ranks(original: LayOut, divided: DividedPass, scopes: Scopes, counts: Scopes) -> None:
+    """Let every rank compute the first request."""
+    row, division = integers_at(scopes[divided.whole.scope.index, Column.ROWS], 1)[0], divided.division
+    page = division.pages[row, 0]
+    division.pages[row, 0] = division.exchange.rank * division.num_pages
+    original(divided, scopes, counts)
+    division.pages[row, 0] = page
+
+
+def rows_in_another_order(original: LayOut, divided: DividedPass, scopes: Scopes, counts: Scopes) -> None:
+    """Take the rank's own rows backwards."""
+    original(divided, scopes, counts)
+    num = int(counts[divided.part.scope.tokens.index])
+    places = integers_at(scopes[divided.part.scope.index, Column.PLACES], num)
+    places[:] = places[::-1].copy()
+
+
+def page_table_of_another_rank(original: LayOut, divided: DividedPass, scopes: Scopes, counts: Scopes) -> None:
+    """Read pages of other requests."""
+    division = divided.division
+    division.own_pages[:] = division.pages // 2 % division.num_pages
+    original(divided, scopes, counts)
+
+
+FAULTS = (sums_elsewhere, request_on_two_ranks, rows_in_another_order, page_table_of_another_rank)
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +111,12 @@ def expected_of_deepseek(tmp_path_factory: pytest.TempPathFactory) -> list[list[
     return answered(small(folder))
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_seeded_faults_are_found(
-    name: str, deepseek: Path, expected_of_deepseek: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seed_fault([FAULTS[name]], monkeypatch)
+    fault: Callable[[LayOut, DividedPass, Scopes, Scopes], None], deepseek: Path,
+    expected_of_deepseek: list[list[int]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(DividedPass, "lay_out", partialmethod(partial(fault, DividedPass.lay_out)))
     with suppress(RunnerLostError):
         assert answered(small(deepseek, tensor_parallel_size=2, enable_dp_attention=True)) != expected_of_deepseek
 
@@ -136,8 +159,10 @@ def test_bits_depend_neither_on_the_rank_nor_on_the_batch(deepseek: Path) -> Non
     ("options", "message"),
     [
         ({"tensor_parallel_size": 1}, "enable_dp_attention must be False with tensor_parallel_size 1, got True"),
-        ({"speculative": "draft"}, "speculative must be one of off, ngram, suffix with enable_dp_attention, got draft"),
-        ({"speculative": "eagle"}, "speculative must be one of off, ngram, suffix with enable_dp_attention, got eagle"),
+        (
+            {"speculative": "draft", "device": "cuda"},
+            "speculative must be off with enable_dp_attention on CUDA, got draft",
+        ),
         (
             {"host_cache_gb": 1.0, "device": "cuda"},
             "host_cache_gb must be None with enable_dp_attention on CUDA, got 1.0",
@@ -215,6 +240,8 @@ def test_grammars_reports_and_vectors(ranks: LLM, alone: LLM) -> None:
     [
         pytest.param({"num_threads": 4}, id="two threads each"),
         pytest.param({"speculative": "suffix"}, id="suffix"),
+        pytest.param({"speculative": "draft"}, id="draft"),
+        pytest.param({"speculative": "eagle", "speculative_control": "fixed"}, id="eagle"),
         pytest.param({"weights": "float32", "batch_invariant": True}, id="float32"),
         pytest.param({"kv_cache_dtype": "int8", "overlap": False, "chunked_prefill_size": 7}, id="int8 KV, no overlap"),
         pytest.param(
@@ -265,12 +292,13 @@ def test_a_lost_rank_ends_the_group_with_a_typed_error(ranks: LLM) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_any_rank_may_be_lost_at_any_moment(number: signal.Signals, seed: int, tmp_path: Path) -> None:
-    """One of four ranks is lost. With every other seed, pages are copied to a disk and back meanwhile."""
+    """One of four ranks is lost, which draft. With every other seed, pages are copied to a disk and back meanwhile."""
     rng, before, tiers = random.Random(seed), shared_memory(), dict[str, Any]()
     if seed % 2:
         tiers = {"host_cache_gb": 0.01, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.05}
         tiers |= {"max_total_tokens": 4 * 128, "max_length": 128}
     options: dict[str, Any] = {**RANKS, "tensor_parallel_size": 4, "num_threads": 4, **tiers}
+    options |= {"speculative": ("draft", "eagle")[seed // 2], "speculative_control": "fixed"}
     one: dict[str, Any] = {"num_threads": 1, "max_running": 8}
 
     found: list[list[Any]] = []

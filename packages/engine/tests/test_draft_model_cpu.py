@@ -28,6 +28,7 @@ from pagewood.engine.runner.cpu.drafts.draft_model import DraftModel
 from pagewood.engine.runner.cpu.drafts.loaded_drafter import load_drafter
 from pagewood.engine.runner.cpu.drafts.valid_slots import drafter_layouts
 from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.program.division import RequestDivision
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer
@@ -83,7 +84,7 @@ class Bench:
         self.tags = tags.array(0, "tags")
         self.drafter: DraftModel
 
-        def make(rows: RowTables) -> DraftModel:
+        def make(rows: RowTables, _: RequestDivision | None) -> DraftModel:
             assert draft is not None
             self.drafter = DraftModel(
                 draft, target, draft_storage, tags, rows, max_tokens=MAX_TOKENS, max_rebuilt=max_rebuilt,

@@ -21,6 +21,7 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cpu.drafts.eagle import PATIENCE, EagleDrafter
 from pagewood.engine.runner.cpu.drafts.loaded_drafter import load_drafter
 from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.program.division import RequestDivision
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.runner import CPURunner
@@ -46,8 +47,8 @@ class Bench:
         self.tags = memory.tags.array(0, "tags")
         self.drafter: EagleDrafter
 
-        def make(rows: RowTables) -> EagleDrafter:
-            drafter = loaded.maker(memory, max_tokens=MAX_TOKENS)(rows)
+        def make(rows: RowTables, division: RequestDivision | None) -> EagleDrafter:
+            drafter = loaded.maker(memory, max_tokens=MAX_TOKENS)(rows, division)
             assert isinstance(drafter, EagleDrafter)
             self.drafter = drafter
             return drafter

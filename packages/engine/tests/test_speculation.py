@@ -254,7 +254,7 @@ def test_a_drafter_reuses_the_prefixes_that_its_target_reuses(kind: str, overlap
 
 
 def test_a_drafter_that_loses_its_tags_is_found_by_what_it_rebuilds(monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault([(draft_model.DraftModel, "record_drafts", "self._slots.record(one)", "pass")], monkeypatch)
+    seed_fault([(draft_model.DraftModel, "record_drafts", "self._slots.record(own)", "pass")], monkeypatch)
     model, drafter = make("self", "llama")
     assert run(with_shared_prefix(3), model=model, drafter=drafter).drafter.num_rebuilt > 121 + 2 * 120
 
@@ -345,7 +345,7 @@ def follow_any(rows: Any, grants: Any, slots: Any) -> None:
 
 
 DRAFT, HEAD, RUNNER = draft_model.DraftModel, eagle.EagleDrafter, runner.CPURunner
-FOLLOWED = "rows, slots = self._rows, self._slots"
+FOLLOWED = "rows, slots, division = self._rows, self._slots, self._division"
 
 FAULTS: dict[str, tuple[str, list[Edit]]] = {
     "tags ignored": (
@@ -413,7 +413,7 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
             (
                 HEAD,
                 "record_drafts",
-                "tape.write(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=size)",
+                "tape.write(passes.keep, own.scope.sampled, scope=own.scope, x=fed, states=states, size=size)",
                 "pass",
             )
         ],

@@ -38,6 +38,7 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.populate import PopulatingRunner
 from pagewood.engine.runner.cpu.runner import CPURunner
+from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 from pagewood.engine.testing.echo_grammar import EchoCompiler, text_inside
 from pagewood.engine.testing.random_drafting import RandomDrafting
 from scenarios.drawing import random_scenario
@@ -294,10 +295,10 @@ def echo_compiler(config: EngineConfig, folder: Path, info: EngineInfo) -> EchoC
 
 
 def runner_of(engine: Engine) -> CPURunner:
-    """Return the runner of a CPU engine."""
+    """Return the runner of a CPU engine, that of rank 0 if there are several."""
     runner: Any = engine._runner
-    while isinstance(runner, PopulatingRunner):
-        runner = runner.inner
+    while isinstance(runner, PopulatingRunner | RankedRunner):
+        runner = runner.inner if isinstance(runner, PopulatingRunner) else runner._runner
     return runner
 
 

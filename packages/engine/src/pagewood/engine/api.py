@@ -1249,10 +1249,6 @@ class EngineConfig:
             raise ValueError("enable_dp_attention must be False with tensor_parallel_size 1, got True")
         if self.device == "cuda" and self.speculative != "off":
             raise ValueError(f"speculative must be off with enable_dp_attention on CUDA, got {self.speculative}")
-        if self.speculative not in (known := ("off", "ngram", "suffix")):
-            raise ValueError(
-                f"speculative must be one of {', '.join(known)} with enable_dp_attention, got {self.speculative}"
-            )
         if self.host_cache_gb is not None and (self.device == "cuda" or self.nnodes > 1):  # lower tiers come with it
             where = "on CUDA" if self.device == "cuda" else f"and nnodes {self.nnodes}"
             raise ValueError(f"host_cache_gb must be None with enable_dp_attention {where}, got {self.host_cache_gb}")

@@ -30,7 +30,8 @@ from pagewood.engine.models.head_config import HeadConfig
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stage import Stage
 from pagewood.engine.models.stored.tensor_files import TensorFiles
-from pagewood.engine.runner.cpu.compiled.exchange import ROW_EXCHANGE, divide_rows
+from pagewood.engine.runner.cpu.compiled.drafting.chains import follow_rows
+from pagewood.engine.runner.cpu.compiled.exchange import ROW_EXCHANGE, divide, gather_values
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
@@ -47,6 +48,7 @@ from pagewood.engine.runner.cpu.drafts.suffix import SuffixIndex
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
 from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
+from pagewood.engine.runner.cpu.program.division import RequestDivision
 from pagewood.engine.runner.cpu.program.exchange import Exchange, StepWatch
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.relay import ChannelRelay
@@ -179,7 +181,8 @@ class CPURank:
         self._kernel: StepKernel | None = None  # written by: compile
         self._storage: AnyStorage | None = None  # written by: allocate
         self._beside: PageMemory | None = None  # written by: allocate
-        self._make_drafter: Callable[[RowTables], ProgramDrafter] | None = None  # written by: allocate
+        self._make_drafter: Callable[[RowTables, RequestDivision | None], ProgramDrafter] | None = None
+        # written by: allocate
         self.memory: PageMemory | None = None
         """The memory of pages, or of their frames."""  # written by: allocate
 
@@ -272,7 +275,7 @@ class CPURank:
             drafter=drafter.memory.memory_layout(self.layout) if drafter else None,
             packed=self._variants,
             others=self._units,
-            host=(divide_rows,) if self._config.enable_dp_attention else (),
+            host=(divide, gather_values, follow_rows) if self._config.enable_dp_attention else (),
             progress=progress,
         )
 

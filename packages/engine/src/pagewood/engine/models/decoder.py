@@ -157,11 +157,12 @@ class Decoder(Generic[A]):
             captured: numbers of states: i in [0, num_layers] is the residual stream after the first i layers (0: the
                 embeddings), and num_layers + 1 is the input of the output projection, after the last norm. In stages,
                 only the last one captures, and numbers are those of the whole model.
-            division: of tokens among ranks: `tokens` are then those of all, and the other arguments those of this rank;
-                nothing may be captured. None: this rank has all.
+            division: of tokens among ranks: `tokens` are then those of all, and the other arguments those of this rank.
+                None: this rank has all.
 
         Returns:
-            `[W, E]`, the states after the last norm, of all ranks; and `[T, E]` for each of `captured`, in its order.
+            `[W, E]`, the states after the last norm, of all ranks; and `[T, E]` for each of `captured`, in its order,
+            of this rank's tokens.
             If this is not the last stage: `[T, E]`, the residual stream that it has sent.
         """
         ops, last, is_last = self._ops, self.stage.stop - 1, self.stage.is_last

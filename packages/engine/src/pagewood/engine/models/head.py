@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.models.head_config import HeadConfig
-from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Norm, Ops, Step, Weights
+from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Norm, Ops, RowDivision, Step, Weights
 from pagewood.engine.models.parts.gathered import read_embedding, read_gathered
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
 from pagewood.engine.models.parts.norm import read_norm
@@ -83,7 +83,9 @@ class Head(Generic[A]):
         inputs = states if config.has_wide_attention else 2 * layer.hidden_size
         norm_size = states if len(names.feature_norms) == 1 else config.target_hidden_size
         self._feature_norms = [norm(name, norm_size) for name in names.feature_norms]
-        self._projection: Linear[A] = read_gathered(weights, ops, names.projection, layer.hidden_size, inputs, shard)
+        self._projection: Linear[A] = read_gathered(  # of the rows that attention is computed for
+            weights, ops, names.projection, layer.hidden_size, inputs, shard.of_mixers
+        )
         self._token_norm = None if names.token_norm is None else norm(names.token_norm)
         self._hidden_norm = norm(names.hidden_norm)
         self._layers = [
@@ -128,7 +130,14 @@ class Head(Generic[A]):
         return self._projection(joined)
 
     def __call__(
-        self, tokens: A, hidden: A, rotations: Sequence[tuple[A, A]], attention: Attention[A], wanted: A
+        self,
+        tokens: A,
+        hidden: A,
+        rotations: Sequence[tuple[A, A]],
+        attention: Attention[A],
+        wanted: A,
+        *,
+        division: RowDivision[A] | None = None,
     ) -> tuple[A, A]:
         """Compute a step of pairs.
 
@@ -139,31 +148,56 @@ class Head(Generic[A]):
             rotations: for each of `ropes`, the rotation of each position p, made from the rope's values for it.
             attention: the attention of this step, over the KV memory of the head; a pair is stored at position p.
             wanted: `[W] int32`, the pairs whose results are wanted.
+            division: of pairs among ranks: `tokens` are then those of all, and the other arguments those of this rank.
+                None: this rank has all.
 
         Returns:
-            `[W, D]`, logits over the head's vocabulary, see `token_map`; and `[W, E]`, hidden states for the next step.
+            `[W, D]`, logits over the head's vocabulary, see `token_map`, of all ranks; and `[W, E]`, hidden states for
+            the next step, of this one.
         """
-        normed, residual = self._advance(tokens, hidden, rotations, attention, wanted)
-        return self._output(normed), normed if self.config.feeds_norm else residual
+        normed, residual = self._advance(tokens, hidden, rotations, attention, wanted, division)
+        return self._logits(normed, division), normed if self.config.feeds_norm else residual
 
-    def advance(self, tokens: A, hidden: A, rotations: Sequence[tuple[A, A]], attention: Attention[A], wanted: A) -> A:
+    def advance(
+        self,
+        tokens: A,
+        hidden: A,
+        rotations: Sequence[tuple[A, A]],
+        attention: Attention[A],
+        wanted: A,
+        *,
+        division: RowDivision[A] | None = None,
+    ) -> A:
         """Compute a step of pairs, see `__call__`, and return only the hidden states for the next step."""
-        normed, residual = self._advance(tokens, hidden, rotations, attention, wanted)
+        normed, residual = self._advance(tokens, hidden, rotations, attention, wanted, division)
         return normed if self.config.feeds_norm else residual
 
-    def logits(self, hidden: A) -> A:
-        """Return the logits `[W, D]` that belong to the hidden states `[W, E]` of a step."""
-        if self.config.feeds_norm:
-            return self._output(hidden)
-        return self._output(self._ops.norm(hidden, self._norm))
+    def logits(self, hidden: A, *, division: RowDivision[A] | None = None) -> A:
+        """Return the logits `[W, D]` that belong to the hidden states `[W, E]` of a step; see `__call__`."""
+        return self._logits(hidden if self.config.feeds_norm else self._ops.norm(hidden, self._norm), division)
+
+    def _logits(self, normed: A, division: RowDivision[A] | None) -> A:
+        return self._output(normed if division is None else division.kept.gather(normed))
 
     def _advance(
-        self, tokens: A, hidden: A, rotations: Sequence[tuple[A, A]], attention: Attention[A], wanted: A
+        self,
+        tokens: A,
+        hidden: A,
+        rotations: Sequence[tuple[A, A]],
+        attention: Attention[A],
+        wanted: A,
+        division: RowDivision[A] | None,
     ) -> tuple[A, A]:
-        """Return `[W, E]` after the last norm, and `[W, E]` before it."""
+        """Return `[W, E]` after the last norm, and `[W, E]` before it, of this rank's pairs."""
         ops, config = self._ops, self.config
-        step = Step(rotations=dict(zip(config.layer.position_configs, rotations, strict=True)), attention=attention)
+        step = Step(
+            rotations=dict(zip(config.layer.position_configs, rotations, strict=True)),
+            attention=attention,
+            division=division,
+        )
         embedded = self._embedding(tokens)
+        if division is not None:
+            embedded = division.own(embedded)
         if config.clears_first:
             embedded = ops.clear_first(embedded, rotations[0])
         first, last = self._layers[0], len(self._layers) - 1

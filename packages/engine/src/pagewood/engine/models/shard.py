@@ -11,7 +11,7 @@ exchange a layer, because the sum of each has a norm.
 
 With `by_request`, attention is whole on every rank, which computes it for the tokens of its own requests only. Its
 rows are then gathered before a divided part, and the sums of a part are given to the rank whose rows they are; see
-`Ops` and `RowDivision`.
+`Ops` and `RowDivision`. The projection in front of a head's layers is whole, too.
 
 Everything else is whole on every rank: norms, routers, gates, latents and embeddings of positions.
 

@@ -239,7 +239,7 @@ class CPURunner:
         max_length: int,
         num_threads: int,
         make_lookup: Callable[[Int32], LookupDrafter] | None = None,
-        make_drafter: Callable[[RowTables], ProgramDrafter] | None = None,
+        make_drafter: Callable[[RowTables, RequestDivision | None], ProgramDrafter] | None = None,
         max_drafts: int = 0,
         drafts_ahead: bool = False,
         processors: Mapping[str, Process] | None = None,
@@ -259,8 +259,8 @@ class CPURunner:
             num_threads: threads that compute: the worker, the thread that waits for the step, and helpers beyond two.
             make_lookup: called with the table of tokens `[rows, positions]`; returns what drafts before the program
                 runs.
-            make_drafter: called with the tables of rows; returns what drafts in the program. Without either, the drafts
-                of a grant are what the token table happens to hold.
+            make_drafter: called with the tables of rows, and their division; returns what drafts in the program.
+                Without either, the drafts of a grant are what the token table happens to hold.
             max_drafts: most drafts of a row in a step, if it is known; memory for them is prepared at start.
             drafts_ahead: whether drafts for the next step of a row are made by the last stage, at the end of a step,
                 and go with its result; see `drafts.ahead`. The other stages then make none.
@@ -304,17 +304,17 @@ class CPURunner:
             lookup = self._held
         self._lookup = RowLookup(lookup, self._rows) if lookup else None
         self._lookups = [one for one in (self._finder, self._lookup) if one is not None]
+        self._division = None  # contents written by: the worker
+        if exchange is not None:
+            self._division = RequestDivision.over(exchange, self._rows, num_pages=storage.num_pages)
         # The last table has the pages themselves, under whose ids a drafter has its memory.
         own = replace(self._rows, pages=self._rows.pages[-max_rows:])
-        self._drafter = make_drafter(own) if make_drafter else None
+        self._drafter = make_drafter(own, self._division) if make_drafter else None
         self._reported = _NOTHING  # written by: the worker
         self._clock: Int64 = np.zeros((4, 2), np.int64)  # written by: the program
         """Seconds and nanoseconds before and after the instructions that draft, and those of `record_rest`."""
         prepared = min(_MAX_PREPARED, max(1, _PREPARED_BYTES // (4 * config.vocab_size)))
         num_tokens = min(max_rows * (1 + max_drafts), prepared) if max_drafts > 0 else 1
-        self._division = None  # contents written by: the worker
-        if exchange is not None:
-            self._division = RequestDivision.over(exchange, self._rows, num_pages=storage.num_pages)
         has_drafts = self._lookup is not None or self._drafter is not None
         self._writer = StepWriter(
             model=model,
@@ -734,8 +734,6 @@ class CPURunner:
             drafter = self._now.drafter
             if drafter is not None and outcome != Outcome.BAD_TOKEN:
                 outcome = max(outcome, drafter.lay_out(scopes, counts, step.grants))
-            if outcome == Outcome.DONE and self._now.divided is not None:
-                outcome = self._now.divided.lay_out(program.inputs[1:], scopes, counts, step.grants)
             if outcome != Outcome.TOO_LARGE:
                 break
             needed = zip(counts.tolist(), program.capacity, strict=True)
@@ -744,6 +742,8 @@ class CPURunner:
         if outcome == Outcome.BAD_TOKEN:
             tokens = program.inputs[0].view(np.int32)[: counts[scope.tokens.index], 0]
             raise IndexError(f"tokens must be in [0, {self._model.config.vocab_size}), got {tokens.tolist()}")
+        for divided in self._now.divided:
+            divided.lay_out(scopes, counts)
         return scopes, counts
 
 

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.runner.cpu.compiled.instruction import NumRows, Part, Unit, instruction, one_part
+from pagewood.engine.runner.cpu.compiled.instruction import InScope, NumRows, Part, Unit, instruction, one_part
+from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, cut
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, kernel, strict
 from pagewood.engine.runner.cpu.compiled.machine.memory import (
     fetch_add,
@@ -249,47 +250,110 @@ def sum_rows(
         start += NUM_LANES * PIECE
 
 
-@kernel("void(i4[::1], i4[::1], i4[::1], i8, i8, i4[:,::1], i4[:,::1], i4[::1], i4[::1], i4[::1], i8[::1])")
-def divide_rows(
-    owners: Any, nums: Any, kept: Any, rank: Any, count: Any, tokens: Any, kept_tokens: Any, places: Any,
-    kept_places: Any, own_kept: Any, num_own: Any,
-) -> None:  # fmt: skip
-    """Divide the tokens of a step among ranks by their grants.
+@inlined
+def _divide_kept(whole: Any, part: Any, num_kept: Any, rank: Any, count: Any) -> Any:
+    """Divide the kept tokens of a scope among ranks; return how many this rank has. For the rest see `divide`."""
+    kept, own_kept = integers(whole[Column.WANTED], 0), integers(part[Column.WANTED], 0)
+    owners, kept_owners = integer_rows(part[Column.OWNERS], 0, 2), integer_rows(part[Column.KEPT_OWNERS], 0, 2)
+    kept_places, nums = integers(part[Column.KEPT_PLACES], 0), np.zeros(count, np.int32)
+    for k in range(num_kept):
+        owner, number = owners[kept[k], 0], nums[owners[kept[k], 0]]
+        kept_owners[k, 0], kept_owners[k, 1] = owner, number
+        if owner == rank:
+            kept_places[number], own_kept[number] = k, owners[kept[k], 1]
+        nums[owner] += 1
+    return nums[rank]
 
-    Legend: G grants, T tokens, K kept tokens.
+
+@kernel("void(i8[:,::1], i8[::1], i8, i8, i8, i8, i8)")
+def divide(scopes: Any, counts: Any, whole_index: Any, index: Any, num_pages: Any, rank: Any, count: Any) -> None:
+    """Fill the scope of the tokens that this rank has, from that of the tokens of all ranks, which is laid out.
 
     Args:
-        owners: `[G]`, the rank that has the tokens of each grant.
-        nums: `[G]`, tokens of each.
-        kept: `[K]`, tokens whose last state is wanted.
+        scopes: `[scopes, NUM_SCOPE_COLUMNS]`, changed.
+        counts: `[scopes * NUM_KINDS]`, changed: the numbers of rows of the rank's scope. None of its tokens are wanted.
+        whole_index: the scope of all ranks, whose page table has the ids of all pages.
+        index: the scope of this rank, which has memory for as many rows.
+        num_pages: pages of each rank; a row belongs to the rank of its first page.
         rank: this one.
         count: R.
-        tokens: `[>= T, 2]`, written, see `gather_rows`.
-        kept_tokens: `[>= K, 2]`, written: the same for kept tokens.
-        places: `[>= T]`, written: the tokens of this rank.
-        kept_places: `[>= K]`, written: which of the kept tokens it has.
-        own_kept: `[>= K]`, written: the numbers of these among its tokens.
-        num_own: `[2]`, written: tokens and kept tokens of this rank.
     """
-    counts = np.zeros(count, np.int32)
-    token = 0
-    for g in range(owners.shape[0]):
-        for _ in range(nums[g]):
-            owner = owners[g]
-            tokens[token, 0], tokens[token, 1] = owner, counts[owner]
-            if owner == rank:
-                places[counts[owner]] = token
-            counts[owner] += 1
-            token += 1
-    num_own[0] = counts[rank]
-    counts[:] = 0
-    for k in range(kept.shape[0]):
-        owner = tokens[kept[k], 0]
-        kept_tokens[k, 0], kept_tokens[k, 1] = owner, counts[owner]
+    whole, part = scopes[whole_index], scopes[index]
+    num_grants, half = whole[Column.NUM_GRANTS], whole[Column.HALF]
+    table, width = whole[Column.PAGE_TABLE], whole[Column.PAGES_PER_ROW]
+    rows, starts, offsets = (
+        integers(whole[Column.ROWS], 0), integers(whole[Column.STARTS], 0), integers(whole[Column.OFFSETS], 0)
+    )  # fmt: skip
+    own_rows, own_starts, own_offsets = (
+        integers(part[Column.ROWS], 0), integers(part[Column.STARTS], 0), integers(part[Column.OFFSETS], 0)
+    )  # fmt: skip
+    owners, places = integer_rows(part[Column.OWNERS], 0, 2), integers(part[Column.PLACES], 0)
+    own_nums, numbers = np.empty(num_grants, np.int32), np.full(num_grants, -1, np.int32)
+    n, nums = 0, np.zeros(count, np.int32)
+    for g in range(num_grants):
+        owner = integers(table + 4 * np.int64(rows[g]) * width, 1)[0] // num_pages
         if owner == rank:
-            kept_places[counts[owner]], own_kept[counts[owner]] = k, tokens[kept[k], 1]
-        counts[owner] += 1
-    num_own[1] = counts[rank]
+            own_rows[n], own_starts[n], own_offsets[n] = rows[g], starts[g], nums[rank]
+            own_nums[n], numbers[g] = offsets[g + 1] - offsets[g], n
+            if whole[Column.BEGINS] != 0:
+                integers(part[Column.BEGINS], 0)[n] = integers(whole[Column.BEGINS], 0)[g]
+            n += 1
+        for token in range(offsets[g], offsets[g + 1]):
+            owners[token, 0], owners[token, 1] = owner, nums[owner]
+            if owner == rank:
+                places[nums[rank]] = token
+            nums[owner] += 1
+    own_offsets[n] = nums[rank]
+    for column in (Column.COSINES, Column.SINES):
+        for i in range(nums[rank]):
+            _copy(whole[column] + 4 * half * places[i], part[column] + 4 * half * i, half)
+    m, sampled, own_sampled = 0, integers(whole[Column.SAMPLED], 0), integers(part[Column.SAMPLED], 0)
+    for s in range(whole[Column.NUM_SAMPLED]):
+        if numbers[sampled[s]] >= 0:
+            own_sampled[m] = numbers[sampled[s]]
+            m += 1
+    num_kept = _divide_kept(whole, part, counts[whole_index * NUM_KINDS + 3], rank, count)
+    at = index * NUM_KINDS
+    counts[at], counts[at + 1], counts[at + 2], counts[at + 3] = nums[rank], 0, m, num_kept
+    part[Column.NUM_GRANTS], part[Column.NUM_SAMPLED], part[Column.LONGEST] = n, m, whole[Column.LONGEST]
+    part[Column.NUM_ITEMS] = cut(
+        own_nums[:n], part[Column.NUM_KV_HEADS], part[Column.TILE], integer_rows(part[Column.ITEMS], 0, 4)
+    )
+
+
+@instruction(one_part)
+@inlined
+def divide_kept(whole: InScope, scope: InScope, rank: Any, count: Any, num_rows: NumRows) -> None:
+    """Divide the kept tokens of `whole` again, whose tokens have become others of the same grants; see `divide`."""
+    _divide_kept(whole, scope, num_rows, rank, count)
+
+
+@kernel("void(i4[::1], i4[::1], i8, i8, i8, i8, i8)", is_long=True)
+def gather_values(
+    values: Any, owners: Any, rank: Any, count: Any, places_at: Any, arrivals_at: Any, ended_at: Any
+) -> None:
+    """Replace `values` `[n]` that other ranks have by theirs, on the host, while no program runs.
+
+    If the group has ended, nothing is waited for, and those that have not come stay as they are.
+
+    Args:
+        values: of which this rank has its own, changed.
+        owners: `[n]`, the rank that has each.
+        rank: see `sum_ranks`, also for the rest.
+        count: R.
+        places_at: of pieces.
+        arrivals_at: counters.
+        ended_at: whether the group has ended.
+    """
+    for start in range(0, values.shape[0], PIECE):
+        num = min(PIECE, values.shape[0] - start)
+        number = _meet(values[start:].ctypes.data, num, rank, count, places_at, arrivals_at, ended_at, 0)
+        if number < 0:
+            break
+        for i in range(num):
+            owner = owners[start + i]
+            if owner != rank:
+                values[start + i] = integers(place_of(places_at, owner, 0, number), num)[i]
 
 
 @instruction(one_part)
@@ -304,7 +368,7 @@ def witness(x_at: Any, size: Any, out_at: Any, num_rows: NumRows) -> None:
 
 EXCHANGE = Unit("exchange", sum_ranks, gather_ranks, witness)
 """For models that are divided among ranks."""
-ROW_EXCHANGE = Unit("row_exchange", gather_rows, sum_rows)
+ROW_EXCHANGE = Unit("row_exchange", gather_rows, sum_rows, divide_kept)
 """For those whose rows are divided too."""
 
 

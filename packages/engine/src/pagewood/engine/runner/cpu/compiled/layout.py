@@ -101,6 +101,15 @@ class Column(IntEnum):
     """An upper bound of the positions that a grant sees; filled by `lay_out`."""
     ROTATION_SHIFTS = 39
     """`[rows] int32`, see `models.rope`."""
+    OWNERS = 40
+    """`[T, 2] int32`, whose each token of all ranks is, see `exchange.gather_rows`; this and the following three are in
+    the scope of the tokens that one of the ranks has, and `exchange.divide` fills them."""
+    KEPT_OWNERS = 41
+    """`[K, 2] int32`, the same for kept tokens."""
+    PLACES = 42
+    """`[own T] int32`, the places of the rank's tokens among those of all."""
+    KEPT_PLACES = 43
+    """`[own K] int32`, the same for kept tokens."""
 
 
 class Adjustment(IntEnum):

@@ -24,6 +24,7 @@ from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, attention_over
+from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass
 from pagewood.engine.runner.cpu.program.draws import draw, independent
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
@@ -37,8 +38,8 @@ class DraftModel:
     """`ProgramDrafter` with a whole model. Invariant: the slots that a pass reads are valid, or written before."""
 
     __slots__ = (
-        "_attention", "_entries", "_indices", "_last", "_max_rebuilt", "_model", "_num_entries", "_rotations", "_rows",
-        "_slots", "_tally", "_target", "_uses_rejection", "captures", "has_rest", "max_tokens",
+        "_attention", "_division", "_entries", "_indices", "_last", "_max_rebuilt", "_model", "_num_entries",
+        "_rotations", "_rows", "_slots", "_tally", "_target", "_uses_rejection", "captures", "has_rest", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +54,7 @@ class DraftModel:
         max_rebuilt: int = 512,
         root: int = 0,
         uses_rejection: bool = False,
+        division: RequestDivision | None = None,
     ) -> None:
         """Draft for `target`.
 
@@ -67,7 +69,9 @@ class DraftModel:
                 it is done.
             root: stands for the weights of `model`, see `ValidSlots`.
             uses_rejection: whether drafts are verified by rejection sampling.
+            division: of the rows among ranks, each of which has the memory of its own; None: this rank has all.
         """
+        self._division = division
         self._model = model
         self._target = target
         self._rows = rows
@@ -100,11 +104,13 @@ class DraftModel:
                 self._last[row] = -1
         if grants is None or not grants.is_drafting:
             return
-        rows, slots = self._rows, self._slots
+        rows, slots, division = self._rows, self._slots, self._division
+        if division is not None:
+            slots.follow(grants.rows[grants.sampled[grants.promised > 1]], rows, division)
         self._num_entries = plan_model(
             grants.rows, grants.counts, grants.sampled, grants.promised, rows.lengths, rows.tokens, rows.pages,
             slots.tags, slots.page_size, slots.positions, slots.chains, slots.begins, slots.work, self._last,
-            self._max_rebuilt, self._entries, self._tally,
+            self._max_rebuilt, int(division is None), self._entries, self._tally,
         )  # fmt: skip
 
     def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:
@@ -112,12 +118,16 @@ class DraftModel:
         config, indices = self._model.config, []
         held = verify.held_logits(config.vocab_size, self.max_tokens) if self._uses_rejection else None
         for depth in range(self.max_tokens):
-            one = Pass(tape, self._rows, self._attention, self._rotations, vocab_size=config.vocab_size)
+            one, own, divided = add_pass(
+                tape, self._rows, self._attention, self._rotations, self._division, vocab_size=config.vocab_size
+            )
             scope = one.scope
             if depth > 0:
                 tape.write(passes.fill, scope.sampled, scope=scope, shift=0)
-            logits = self._model(one.tokens, one.rotated(), self._attention, one.wanted)
-            self._slots.record(one)
+            wanted = one.wanted if divided is None else own.kept
+            states = self._model.states(one.tokens, own.rotated(), self._attention, wanted, division=divided)[0]
+            logits = self._model.head(states)
+            self._slots.record(own)
             one.adjust_drafts(logits)
             if held is not None:
                 verify.hold_logits(held, one, logits, depth)
@@ -128,9 +138,12 @@ class DraftModel:
         self._indices = np.array(indices, np.int64)
         return held
 
-    def record_target(self, tape: Tape, verify: Pass, attention: AnyCPUAttention) -> Buffer:
+    def record_target(
+        self, tape: Tape, verify: Pass, attention: AnyCPUAttention, divided: DividedPass | None
+    ) -> Buffer:
         """Write the instructions of the target; see `ProgramDrafter`."""
-        return self._target.states(verify.tokens, verify.rotated(), attention, verify.kept)[0]
+        own = verify if divided is None else divided.part
+        return self._target.states(verify.tokens, own.rotated(), attention, own.kept, division=divided)[0]
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
         """Do nothing: a draft model needs nothing from the target."""

@@ -11,6 +11,7 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
+from pagewood.engine.runner.cpu.program.division import DividedPass
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 
@@ -100,8 +101,13 @@ class ProgramDrafter(Protocol):
         """
         ...
 
-    def record_target(self, tape: Tape, verify: Pass, attention: AnyCPUAttention) -> Buffer:
-        """Write the instructions of the target, which attends with `attention`, and return its states `[K, E]`."""
+    def record_target(
+        self, tape: Tape, verify: Pass, attention: AnyCPUAttention, divided: DividedPass | None
+    ) -> Buffer:
+        """Write the instructions of the target, which attends with `attention`, and return its states `[K, E]`.
+
+        `divided` is the same pass divided among ranks; None: this rank has all rows.
+        """
         ...
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:

@@ -33,6 +33,7 @@ from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, attention_over
+from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass
 from pagewood.engine.runner.cpu.program.draws import draw, independent
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
@@ -41,6 +42,7 @@ from pagewood.kvpool.memory import PageMemory
 
 PATIENCE = 2
 """Steps without drafts for which the head goes on to compute the pairs of rows that decode."""
+_NOWHERE = np.empty(0, np.int32)
 _MAX_DEPTH = 32
 _STASH_BYTES = 64 << 20
 
@@ -62,9 +64,9 @@ class EagleDrafter:
     """
 
     __slots__ = (
-        "_attention", "_catch_up", "_depth", "_entries", "_extension", "_firsts", "_has_state", "_head", "_hidden",
-        "_indices", "_late", "_missing", "_num_entries", "_num_idle", "_num_late", "_rotations", "_rows", "_sleeps",
-        "_slots", "_stashes", "_states", "_tally", "_target", "_token_map", "_uses_rejection",
+        "_attention", "_catch_up", "_depth", "_division", "_entries", "_extension", "_firsts", "_has_state", "_head",
+        "_hidden", "_indices", "_late", "_missing", "_num_entries", "_num_idle", "_num_late", "_rotations", "_rows",
+        "_sleeps", "_slots", "_stashes", "_states", "_tally", "_target", "_token_map", "_uses_rejection",
         "captures", "has_rest", "max_tokens",
     )  # fmt: skip
 
@@ -79,6 +81,7 @@ class EagleDrafter:
         max_tokens: int,
         root: int = 0,
         uses_rejection: bool = False,
+        division: RequestDivision | None = None,
     ) -> None:
         """Draft for `target`.
 
@@ -91,7 +94,10 @@ class EagleDrafter:
             max_tokens: most drafts of a row in a step.
             root: stands for the weights of `head`, see `ValidSlots`.
             uses_rejection: whether drafts are verified by rejection sampling.
+            division: of the rows among ranks, each of which has the memory and the states of its own; None: this rank
+                has all.
         """
+        self._division = division
         layer, num_rows = head.config.layer, len(rows.lengths)
         self._head = head
         self._target = target
@@ -166,15 +172,20 @@ class EagleDrafter:
             if is_idle:
                 self._has_state[:] = False
         self.captures = True
-        rows, slots = self._rows, self._slots
+        rows, slots, division = self._rows, self._slots, self._division
+        pages, owners, rank = rows.pages, _NOWHERE, 0
+        if division is not None:
+            pages, owners, rank = division.own_pages, division.owners(grants.rows), division.exchange.rank
         num_entries = plan_head(
             grants.rows, grants.starts, grants.counts, grants.sampled, grants.promised, rows.lengths, rows.tokens,
-            rows.pages, slots.tags, slots.page_size, slots.positions, slots.chains, slots.begins, slots.work,
-            self._has_state, self._missing, self._depth, is_idle, self._firsts, self._late,
+            pages, slots.tags, slots.page_size, slots.positions, slots.chains, slots.begins, slots.work,
+            self._has_state, self._missing, self._depth, is_idle, owners, rank, self._firsts, self._late,
             self._num_late, self._entries, self._tally,
         )  # fmt: skip
         self.has_rest = num_entries >= 0
         self._num_entries = max(num_entries, 0)
+        if division is not None and self.has_rest:  # all ranks count the gaps of all rows
+            self._tally[Tally.SHORT] += slots.gather_begins(grants.rows, division)
 
     def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:
         """Write a draw from the kept states, and a pass for each further draft; see `ProgramDrafter`."""
@@ -183,16 +194,18 @@ class EagleDrafter:
         size = states.shape[1]
         self._record_catch_up(tape)
         for depth in range(self.max_tokens):
-            one = self._new_pass(tape)
-            scope, shift = one.scope, min(depth, 1)
-            hidden = tape.buffer(scope.wanted if depth == 0 else scope.tokens, size)
-            tape.write(passes.recall, scope.sampled, scope=scope, states=states, out=hidden, size=size)
+            one, own, divided = self._new_pass(tape)
+            scope, shift, wanted = one.scope, min(depth, 1), own.wanted if divided is None else own.kept
+            hidden = tape.buffer(wanted.rows if depth == 0 else own.scope.tokens, size)
+            tape.write(passes.recall, own.scope.sampled, scope=own.scope, states=states, out=hidden, size=size)
             if depth == 0:
-                logits = head.logits(hidden)
+                logits = head.logits(hidden, division=divided)
             else:
                 tape.write(passes.fill, scope.sampled, scope=scope, shift=shift)
-                logits, fed = head(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
-                tape.write(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=size)
+                logits, fed = head(
+                    one.tokens, hidden, own.rotated(), self._attention, wanted, division=divided
+                )  # fmt: skip
+                tape.write(passes.keep, own.scope.sampled, scope=own.scope, x=fed, states=states, size=size)
             if self._token_map is not None:
                 part, vocab_size = logits, head.config.layer.vocab_size
                 logits = tape.buffer(part.rows, vocab_size)
@@ -209,12 +222,15 @@ class EagleDrafter:
         self._indices = np.array(indices, np.int64)
         return held
 
-    def record_target(self, tape: Tape, verify: Pass, attention: AnyCPUAttention) -> Buffer:
+    def record_target(
+        self, tape: Tape, verify: Pass, attention: AnyCPUAttention, divided: DividedPass | None
+    ) -> Buffer:
         """Write the instructions of the target, which keep the hidden states that the head reads."""
+        own = verify if divided is None else divided.part
         kept, self._hidden = self._target.states(
-            verify.tokens, verify.rotated(), attention, verify.kept, captured=self._head.config.captured
+            verify.tokens, own.rotated(), attention, own.kept, captured=self._head.config.captured, division=divided
         )
-        scope = verify.scope
+        scope = own.scope
         for state, stash in zip(self._hidden, self._stashes, strict=True):
             tape.write(
                 passes.stash, scope.sampled, scope=scope, x=state, size=state.size, stash=stash, depth=self._depth
@@ -223,10 +239,12 @@ class EagleDrafter:
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
         """Write the pass of the head over all positions of the step; see `ProgramDrafter`."""
-        one = self._new_pass(tape)
+        one, own, divided = self._new_pass(tape)
         scope = verify.scope
         tape.write(passes.last, scope.sampled, scope=one.scope, target=scope, counts=accepted.counts)
-        self._record_pairs(tape, one, self._hidden)
+        if divided is not None:
+            divided.keep_others(tape)
+        self._record_pairs(tape, one, own, divided, self._hidden)
         self._extension = one.scope.index
 
     def lay_out(self, scopes: NDArray[np.int64], counts: NDArray[np.int64], grants: Grants) -> Outcome:
@@ -251,24 +269,26 @@ class EagleDrafter:
 
     def _record_catch_up(self, tape: Tape) -> None:
         """Write the pass over positions that the head has left out, from the states that are kept of them."""
-        late = self._new_pass(tape)
+        late, own, divided = self._new_pass(tape)
         self._catch_up, captured = late.scope.index, []
         for stash in self._stashes:
-            out = tape.buffer(late.scope.tokens, stash.shape[2])
+            out = tape.buffer(own.scope.tokens, stash.shape[2])
             tape.write(
-                passes.unstash, late.scope.sampled, scope=late.scope, stash=stash, depth=self._depth, out=out,
+                passes.unstash, own.scope.sampled, scope=own.scope, stash=stash, depth=self._depth, out=out,
                 size=stash.shape[2],
             )  # fmt: skip
             captured.append(out)
-        self._record_pairs(tape, late, captured)
+        self._record_pairs(tape, late, own, divided, captured)
 
-    def _record_pairs(self, tape: Tape, one: Pass, captured: Sequence[Buffer]) -> None:
+    def _record_pairs(
+        self, tape: Tape, one: Pass, own: Pass, divided: DividedPass | None, captured: Sequence[Buffer]
+    ) -> None:
         """Write a pass over pairs, with the target's states, that keeps the head's state at its wanted tokens."""
-        scope, states = one.scope, self._states
+        scope, states, wanted = own.scope, self._states, own.wanted if divided is None else own.kept
         hidden = self._head.features(captured)
-        tape.write(passes.fill, scope.sampled, scope=scope, shift=1)
-        fed = self._head.advance(one.tokens, hidden, one.rotated(), self._attention, one.wanted)
-        self._slots.record(one)
+        tape.write(passes.fill, one.scope.sampled, scope=one.scope, shift=1)
+        fed = self._head.advance(one.tokens, hidden, own.rotated(), self._attention, wanted, division=divided)
+        self._slots.record(own)
         tape.write(passes.keep, scope.sampled, scope=scope, x=fed, states=states, size=states.shape[1])
 
     def _lay_out_pairs(
@@ -283,8 +303,12 @@ class EagleDrafter:
                 return outcome
             self._rotations.reach(int(scopes[index, Column.NUM_ROTATIONS]))
 
-    def _new_pass(self, tape: Tape) -> Pass:
-        layer = self._head.config.layer
-        one = Pass(tape, self._rows, self._attention, self._rotations, vocab_size=layer.vocab_size)
-        tape.fill(one.scope, {Column.BEGINS: tape.buffer(one.scope.tokens, 1)})
-        return one
+    def _new_pass(self, tape: Tape) -> tuple[Pass, Pass, DividedPass | None]:
+        """Return what `add_pass` does, with a table of where attention begins."""
+        vocab_size = self._head.config.layer.vocab_size
+        one, own, divided = add_pass(
+            tape, self._rows, self._attention, self._rotations, self._division, vocab_size=vocab_size
+        )
+        for each in dict.fromkeys((one.scope, own.scope)):
+            tape.fill(each, {Column.BEGINS: tape.buffer(each.tokens, 1)})
+        return one, own, divided

@@ -25,6 +25,7 @@ from pagewood.engine.runner.cpu.drafts.draft_model import DraftModel
 from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.drafts.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.drafts.valid_slots import drafter_layouts
+from pagewood.engine.runner.cpu.program.division import RequestDivision
 from pagewood.engine.runner.cpu.program.exchange import Exchange
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.program.passes import RowTables
@@ -123,7 +124,7 @@ class LoadedDrafter:
 
     def maker(
         self, memory: JointMemory, *, max_tokens: int, uses_rejection: bool = False
-    ) -> Callable[[RowTables], ProgramDrafter]:
+    ) -> Callable[[RowTables, RequestDivision | None], ProgramDrafter]:
         """Return the argument `make_drafter` of `CPURunner`.
 
         Args:
@@ -132,16 +133,16 @@ class LoadedDrafter:
             uses_rejection: whether drafts are verified by rejection sampling.
         """
 
-        def make(rows: RowTables) -> ProgramDrafter:
+        def make(rows: RowTables, division: RequestDivision | None) -> ProgramDrafter:
             model, target = self.model, self.target
             if isinstance(model, Decoder):
                 return DraftModel(
                     model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root,
-                    uses_rejection=uses_rejection,
+                    uses_rejection=uses_rejection, division=division,
                 )  # fmt: skip
             return EagleDrafter(
                 model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root,
-                uses_rejection=uses_rejection,
+                uses_rejection=uses_rejection, division=division,
             )  # fmt: skip
 
         return make

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.runner.cpu.compiled.drafting.chains import follow_rows
 from pagewood.engine.runner.cpu.compiled.drafting.passes import tag
+from pagewood.engine.runner.cpu.program.division import RequestDivision
 from pagewood.engine.runner.cpu.program.passes import Pass, RowTables
 from pagewood.engine.runner.storage import AnyLayout
 from pagewood.kvpool import PageArray, StateLayout
@@ -56,13 +58,36 @@ class ValidSlots:
         self.page_size: int = array.shape[1]
         self.tags: NDArray[np.int64] = array.numpy().reshape(-1).view(np.int64)  # contents written by: the program
         self._root = root
-        self.chains: NDArray[np.int64] = np.full(num_rows, root, np.int64)  # contents written by: begin, plans
+        self.chains: NDArray[np.int64] = np.full(num_rows, root, np.int64)  # contents written by: begin, follow, plans
         """Hash of the tokens of each row before its position."""
         self.work: NDArray[np.int64] = np.zeros(num_rows, np.int64)  # contents written by: plans, the program
         """The hashes from which the program tags the slots that it computes."""
-        self.positions: Int32 = np.zeros(num_rows, np.int32)  # contents written by: begin, plans
-        self.begins: Int32 = np.zeros(num_rows, np.int32)  # contents written by: begin, plans
+        self.positions: Int32 = np.zeros(num_rows, np.int32)  # contents written by: begin, follow, plans
+        self.begins: Int32 = np.zeros(num_rows, np.int32)  # contents written by: begin, gather_begins, plans
         """First position of each row behind the last slot that is not valid, if gaps are passed."""
+
+    def follow(self, rows: Int32, tables: RowTables, division: RequestDivision) -> None:
+        """Follow rows up to the first slot that is not valid, where each rank knows that of its own rows only.
+
+        All ranks call this, and then know the positions of all rows.
+        """
+        follow_rows(
+            rows, tables.lengths, tables.tokens, division.own_pages, self.tags, self.page_size, self.positions,
+            self.chains, self.begins, division.owners(rows), division.exchange.rank,
+        )  # fmt: skip
+        places = rows.astype(np.intp)
+        self.positions[places] = division.gather(self.positions[places], rows)
+
+    def gather_begins(self, rows: Int32, division: RequestDivision) -> int:
+        """Take over `begins` of some rows from the ranks that have them; return how many of other ranks have changed.
+
+        All ranks call this, after each has followed its own rows.
+        """
+        places = rows.astype(np.intp)
+        found = division.gather(self.begins[places], rows)
+        num_changed = int(np.count_nonzero(found != self.begins[places]))
+        self.begins[places] = found
+        return num_changed
 
     def begin(self, row: int) -> None:
         """Note that a row has a new request."""

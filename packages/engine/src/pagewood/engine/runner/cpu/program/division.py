@@ -1,6 +1,6 @@
 """How the rows of a step are divided among ranks by request, on the tape and in each step.
 
-Legend: T tokens of all ranks, K kept tokens of all ranks, G grants.
+Legend: T tokens of all ranks, K kept tokens of all ranks.
 """
 
 # pyright: basic
@@ -8,7 +8,7 @@ Legend: T tokens of all ranks, K kept tokens of all ranks, G grants.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.runner.cpu.compiled import exchange, rows
-from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
+from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.exchange import Exchange
-from pagewood.engine.runner.cpu.program.passes import Grants, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.program.processing import integers_at
-from pagewood.engine.runner.cpu.program.tape import Buffer, Rows, Tape
+from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.program.tape import Buffer, Operand, Rows, Tape
 
-Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
 
@@ -38,6 +36,8 @@ class RequestDivision:
     exchange: Exchange
     num_pages: int
     """Pages of each rank."""
+    pages: Int32
+    """[rows, pages of a row], their ids."""  # contents written by: cpu.runner
     own_pages: Int32
     """[rows, pages of a row], the numbers of the pages in the memory of their rank."""
     # contents written by: note_pages
@@ -45,34 +45,62 @@ class RequestDivision:
     @classmethod
     def over(cls, exchange: Exchange, tables: RowTables, *, num_pages: int) -> RequestDivision:
         """Return the division of the rows of some tables."""
-        return cls(exchange=exchange, num_pages=num_pages, own_pages=np.zeros_like(tables.pages))
+        return cls(exchange=exchange, num_pages=num_pages, pages=tables.pages, own_pages=np.zeros_like(tables.pages))
 
     def note_pages(self, table_rows: Int32, columns: Int32, pages: Int32) -> None:
         """Note new pages of rows, `[n]` each."""
         self.own_pages[table_rows, columns] = pages % np.int32(self.num_pages)
 
-    def owners(self, tables: RowTables, grants: Grants) -> Int32:
-        """Return the rank of each grant, `[G]`."""
-        return tables.pages[grants.rows, 0] // np.int32(self.num_pages)
+    def owners(self, rows: Int32) -> Int32:
+        """Return the rank of each of some rows, `[n]`; they have pages."""
+        return self.pages[rows.astype(np.intp), 0] // np.int32(self.num_pages)
 
-    def write(
-        self,
-        tape: Tape,
-        whole: Pass,
-        tables: RowTables,
-        attention: AnyCPUAttention,
-        rotations: Rotations,
-        *,
-        vocab_size: int,
-    ) -> DividedPass:
-        """Add the pass of the rank's own rows to a tape; see `Pass`. `whole` is that of all rows."""
-        part = Pass(tape, replace(tables, pages=self.own_pages), attention, rotations, vocab_size=vocab_size)
-        pairs = ((whole.scope.tokens, part.scope.tokens), (whole.scope.kept, part.scope.kept))
-        kinds = [
-            _Kind(whole=all_rows, part=own, owners=tape.buffer(all_rows, 2), places=tape.buffer(own, 1))
-            for all_rows, own in pairs
-        ]
-        return DividedPass(division=self, tables=tables, whole=whole, part=part, kinds=kinds)
+    def gather(self, values: Int32, rows: Int32) -> Int32:
+        """Return `values` `[n]` of some rows, each as the rank knows it that has the row; all ranks call this."""
+        one, gathered = self.exchange, values.copy()
+        exchange.gather_values(
+            gathered, self.owners(rows), one.rank, one.count, one.places.ctypes.data, one.arrivals.ctypes.data,
+            one.ended.ctypes.data,
+        )  # fmt: skip
+        return gathered
+
+
+def add_pass(
+    tape: Tape,
+    tables: RowTables,
+    attention: AnyCPUAttention,
+    rotations: Rotations,
+    division: RequestDivision | None,
+    *,
+    vocab_size: int,
+) -> tuple[Pass, Pass, DividedPass | None]:
+    """Add a pass to a tape; return that of all rows, that of this rank's rows, and their division.
+
+    Without a division, both passes are the same. For the arguments see `Pass`.
+    """
+    whole = Pass(tape, tables, attention, rotations, vocab_size=vocab_size)
+    if division is None:
+        return whole, whole, None
+    part = Pass(tape, replace(tables, pages=division.own_pages), attention, rotations, vocab_size=vocab_size)
+    tokens, kept = (
+        _Kind(whole=all_rows, part=own, owners=tape.buffer(all_rows, 2), places=tape.buffer(own, 1))
+        for all_rows, own in ((whole.scope.tokens, part.scope.tokens), (whole.scope.kept, part.scope.kept))
+    )
+    columns: Mapping[Column, Operand] = {
+        Column.OWNERS: tokens.owners,
+        Column.KEPT_OWNERS: kept.owners,
+        Column.PLACES: tokens.places,
+        Column.KEPT_PLACES: kept.places,
+    }
+    tape.fill(part.scope, columns)
+    divided = DividedPass(division=division, whole=whole, part=part, kinds=(tokens, kept))
+    divided_on(tape).append(divided)
+    return whole, part, divided
+
+
+def divided_on(tape: Tape) -> list[DividedPass]:
+    """Return the divided passes of a tape, in the order in which they were added."""
+    return tape.shared(RequestDivision, list[DividedPass])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,18 +125,12 @@ class DividedPass:
     """
 
     division: RequestDivision
-    tables: RowTables
     whole: Pass
     """With the rows of all ranks."""
     part: Pass
     """With those of this rank."""
     kinds: Sequence[_Kind]
     """Tokens and kept tokens."""
-
-    @property
-    def inputs(self) -> tuple[Buffer, ...]:
-        """What `lay_out` fills."""
-        return tuple(buffer for kind in self.kinds for buffer in (kind.owners, kind.places))
 
     @property
     def kept(self) -> DividedPass:
@@ -131,37 +153,24 @@ class DividedPass:
         kind = self._kind(x)
         return self.division.exchange.sum_rows(x, kind.owners, kind.part)
 
-    def lay_out(self, inputs: Sequence[Float32], scopes: Int64, counts: Int64, grants: Grants) -> Outcome:
-        """Fill the inputs and the scope of this rank's rows, behind those of the whole pass.
+    def keep_others(self, tape: Tape) -> None:
+        """Write the instruction that divides kept tokens again, after others of the same grants are kept."""
+        one, scope = self.division.exchange, self.whole.scope
+        tape.write(
+            exchange.divide_kept, scope.kept, whole=scope, scope=self.part.scope, rank=one.rank, count=one.count
+        )  # fmt: skip
+
+    def lay_out(self, scopes: Int64, counts: Int64) -> None:
+        """Fill the scope of this rank's rows from that of the whole pass, which is laid out.
 
         Args:
-            inputs: views of `inputs` in the memory of a program.
             scopes: of the run, written.
             counts: of the run, written.
-            grants: of all ranks.
         """
-        division, num_own = self.division, np.zeros(2, np.int64)
-        rank, owners = division.exchange.rank, division.owners(self.tables, grants)
-        of_tokens, places, of_kept, kept_places = (one.view(np.int32) for one in inputs)
-        whole, part = self.whole.scope, self.part.scope
-        kept = integers_at(scopes[whole.index, Column.WANTED], int(counts[whole.kept.index]))
-        own_kept = integers_at(scopes[part.index, Column.WANTED], len(kept))
-        exchange.divide_rows(
-            owners, grants.counts, kept, rank, division.exchange.count, of_tokens, of_kept, places.ravel(),
-            kept_places.ravel(), own_kept, num_own,
-        )  # fmt: skip
-        are_own, nothing = owners == rank, np.empty(0, np.int32)
-        own = Grants(
-            rows=grants.rows[are_own],
-            starts=grants.starts[are_own],
-            counts=grants.counts[are_own],
-            sampled=nothing,
-            promised=nothing,
-            sampling=grants.sampling.take(nothing),
+        one = self.division.exchange
+        exchange.divide(
+            scopes, counts, self.whole.scope.index, self.part.scope.index, self.division.num_pages, one.rank, one.count
         )
-        outcome = self.part.lay_out(scopes, counts, own)
-        counts[part.kept.index] = num_own[1]
-        return outcome
 
     def _kind(self, x: Buffer) -> _Kind:
         """Return the kind of rows that a matrix has, of this rank or of all."""

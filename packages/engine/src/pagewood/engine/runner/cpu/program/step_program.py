@@ -19,7 +19,7 @@ from pagewood.engine.runner.cpu.compiled.machine.clock import clock
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
-from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision
+from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass, divided_on
 from pagewood.engine.runner.cpu.program.draws import draw
 from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.tape import Buffer, Program, Tape
@@ -42,8 +42,8 @@ class StepProgram:
     program: Program
     first_draw: int
     """The first instruction behind those that change logits."""
-    divided: DividedPass | None
-    """The same pass divided among ranks; None: this rank has all rows."""
+    divided: Sequence[DividedPass]
+    """All passes whose rows are divided among ranks; none if this rank has all rows."""
     target_lines: slice
     """Instructions of the target, with those that accept drafts."""
     found: Int32
@@ -68,7 +68,7 @@ class StepWriter:
     clock: Int64
     """[4, 2], written by programs with a drafter: see `CPURunner`."""
     division: RequestDivision | None = None
-    """Division of rows among ranks by request; None: this rank has all rows. Not with a drafter."""
+    """Division of rows among ranks by request; None: this rank has all rows."""
     witness: Int64 | None = None
     """[1], to which programs add the sum of the bits of the last hidden states; None: they do not."""
     token_witness: Int64 | None = None
@@ -82,17 +82,14 @@ class StepWriter:
             drafter: what drafts in it.
         """
         tape, config = Tape(), self.model.config
-        one = Pass(tape, self.rows, self.attention, self.rotations, vocab_size=config.vocab_size)
+        one, own, divided = add_pass(
+            tape, self.rows, self.attention, self.rotations, self.division, vocab_size=config.vocab_size
+        )
 
         def mark(moment: int) -> None:
             if drafter is not None:
                 tape.write(clock, one.scope.tokens, out=self.clock[moment])
 
-        divided = None
-        if self.division is not None:
-            divided = self.division.write(
-                tape, one, self.rows, self.attention, self.rotations, vocab_size=config.vocab_size
-            )
         mark(0)
         held = None
         if drafter is not None:
@@ -104,9 +101,8 @@ class StepWriter:
         if not self.model.stage.is_last:
             return self._written_for_stage(tape, one, sizes, drafter, first)
         if drafter is not None:
-            states = drafter.record_target(tape, one, self.attention)
+            states = drafter.record_target(tape, one, self.attention, divided)
         else:
-            own = one if divided is None else divided.part
             states = self.model.states(one.tokens, own.rotated(), self.attention, own.kept, division=divided)[0]
         if self.witness is not None:
             tape.write(exchange.witness, states.rows, x=states, size=states.size, out=self.witness)
@@ -121,17 +117,13 @@ class StepWriter:
             mark(2)
             drafter.record_rest(tape, one, accepted)
             mark(3)
-        num_sizes = tape.num_row_kinds if divided is None else NUM_KINDS  # a rank may have all rows of a step
-        capacity = _capacity(tape, sizes[:num_sizes])
         outputs = (logits, accepted.tokens, accepted.counts, reported, sums)
-        program = tape.program(
-            self.kernel, capacity, inputs=(one.tokens, *(() if divided is None else divided.inputs)), outputs=outputs
-        )
+        program = tape.program(self.kernel, _capacity(tape, sizes), inputs=(one.tokens,), outputs=outputs)
         found, num_found = (output.view(np.int32) for output in program.outputs[1:3])
         return StepProgram(
             drafter=drafter,
             main=one,
-            divided=divided,
+            divided=divided_on(tape),
             program=program,
             first_draw=first_draw,
             target_lines=target_lines,
@@ -151,7 +143,7 @@ class StepWriter:
         return StepProgram(
             drafter=drafter,
             main=one,
-            divided=None,
+            divided=(),
             program=program,
             first_draw=lines.stop,
             target_lines=lines,
@@ -168,4 +160,7 @@ def _capacity(tape: Tape, sizes: Sequence[int]) -> list[int]:
     capacity += capacity[:NUM_KINDS] * (tape.num_row_kinds // NUM_KINDS - len(capacity) // NUM_KINDS)
     capacity[2::NUM_KINDS] = capacity[1::NUM_KINDS]  # a sampled grant has at least one wanted token
     capacity[3::NUM_KINDS] = map(max, capacity[1::NUM_KINDS], capacity[3::NUM_KINDS])  # a wanted token is kept
+    for one in divided_on(tape):  # a rank may have all rows of a step
+        whole, part = (NUM_KINDS * each.scope.index for each in (one.whole, one.part))
+        capacity[part : part + NUM_KINDS] = capacity[whole : whole + NUM_KINDS]
     return capacity

@@ -51,11 +51,11 @@ def _enter(entries: Any, n: Any, row: Any, s: Any, start: Any, count: Any, num_d
 
 @kernel(
     "i8(i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i4[:,::1], i8[::1], i8, i4[::1], i8[::1], i4[::1], "
-    "i8[::1], i4[::1], i8, i4[:,::1], i8[::1])"
+    "i8[::1], i4[::1], i8, i8, i4[:,::1], i8[::1])"
 )
 def plan_model(
     rows: Any, nums: Any, sampled: Any, promised: Any, lengths: Any, tokens: Any, pages: Any, tags: Any,
-    page_size: Any, positions: Any, chains: Any, begins: Any, work: Any, last: Any, max_rebuilt: Any,
+    page_size: Any, positions: Any, chains: Any, begins: Any, work: Any, last: Any, max_rebuilt: Any, follows: Any,
     entries: Any, tally: Any,
 ) -> Any:  # fmt: skip
     """Plan the passes of a draft model; return the number of entries, one for each grant that promises more tokens.
@@ -79,6 +79,7 @@ def plan_model(
         work: `[rows]`, written: the hash from which the program tags slots.
         last: `[rows]`, first position that each row had not computed when it was planned last; advanced.
         max_rebuilt: most positions that are computed again in a step.
+        follows: 0 if `follow_rows` has followed the rows.
         entries: `[>= S, columns of Entry]`, written.
         tally: by `Tally`, increased.
     """
@@ -89,7 +90,8 @@ def plan_model(
         g = sampled[s]
         row = rows[g]
         end = np.int64(lengths[row]) - 1
-        follow(row, end, tokens, pages, tags, page_size, positions, chains, begins, 0)
+        if follows != 0:
+            follow(row, end, tokens, pages, tags, page_size, positions, chains, begins, 0)
         work[row] = chains[row]
         start = np.int64(positions[row])
         missing = end - start
@@ -110,14 +112,40 @@ def plan_model(
     return n
 
 
+@kernel("void(i4[::1], i4[::1], i4[:,::1], i4[:,::1], i8[::1], i8, i4[::1], i8[::1], i4[::1], i4[::1], i8)")
+def follow_rows(
+    rows: Any, lengths: Any, tokens: Any, pages: Any, tags: Any, page_size: Any, positions: Any, chains: Any,
+    begins: Any, owners: Any, rank: Any,
+) -> None:  # fmt: skip
+    """Follow those of some rows that a rank has, up to the first slot that is not valid, or to the last known token.
+
+    Args:
+        rows: `[G]`.
+        lengths: this and the next seven: see `plan_model`.
+        tokens: `[rows, positions]`.
+        pages: `[rows, pages of a row]`.
+        tags: `[pages * page_size]`.
+        page_size: slots of a page.
+        positions: `[rows]`.
+        chains: `[rows]`.
+        begins: `[rows]`.
+        owners: `[G]`, the rank that has each.
+        rank: this one.
+    """
+    for g in range(rows.shape[0]):
+        if owners[g] == rank:
+            end = np.int64(lengths[rows[g]]) - 1
+            follow(rows[g], end, tokens, pages, tags, page_size, positions, chains, begins, 0)
+
+
 @kernel(
     "i8(i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[:,::1], i4[:,::1], i8[::1], i8, i4[::1], i8[::1], "
-    "i4[::1], i8[::1], b1[::1], i4[::1], i8, b1, i4[::1], i4[:,::1], i8[::1], i4[:,::1], i8[::1])"
+    "i4[::1], i8[::1], b1[::1], i4[::1], i8, b1, i4[::1], i8, i4[::1], i4[:,::1], i8[::1], i4[:,::1], i8[::1])"
 )
 def plan_head(
     rows: Any, starts: Any, nums: Any, sampled: Any, promised: Any, lengths: Any, tokens: Any, pages: Any, tags: Any,
     page_size: Any, positions: Any, chains: Any, begins: Any, work: Any, has_state: Any, missing: Any, depth: Any,
-    is_idle: Any, firsts: Any, late: Any, num_late: Any, entries: Any, tally: Any,
+    is_idle: Any, owners: Any, rank: Any, firsts: Any, late: Any, num_late: Any, entries: Any, tally: Any,
 ) -> Any:  # fmt: skip
     """Plan the passes of a head; return the number of entries, one for each grant that gets drafts.
 
@@ -143,6 +171,8 @@ def plan_head(
         missing: `[rows]`, first position of each row that the head has left out; -1: none. Updated.
         depth: positions of a row whose hidden states are remembered.
         is_idle: whether the head leaves out this step, which has no drafts, and those after it.
+        owners: `[G]`, the rank that has each row, because only it knows which slots are valid; or `[0]`: this one.
+        rank: this one.
         firsts: `[>= G]`, written: first position of each grant.
         late: `[3, >= S]`, written: row, first position and number of positions of each row that catches up.
         num_late: `[1]`, written: rows that catch up.
@@ -165,16 +195,18 @@ def plan_head(
         firsts[g] = first
         is_sampled = s < sampled.shape[0] and sampled[s] == g
         wants_drafts = is_sampled and promised[s] > 1
-        begin = begins[row]
+        begin, is_own = begins[row], owners.shape[0] == 0 or owners[g] == rank
         if missing[row] >= 0 and not wants_drafts:
             work[row] = 0  # the row stays behind: what it computes is not valid
         else:
             if missing[row] >= 0:
                 late_first = max(np.int64(missing[row]), first - depth)
-                follow(row, late_first, tokens, pages, tags, page_size, positions, chains, begins, 1)
+                if is_own:
+                    follow(row, late_first, tokens, pages, tags, page_size, positions, chains, begins, 1)
                 work[row] = chains[row]
                 kept = begins[row]
-                follow(row, first, tokens, pages, tags, page_size, positions, chains, begins, 1)
+                if is_own:
+                    follow(row, first, tokens, pages, tags, page_size, positions, chains, begins, 1)
                 has_state[row] = late_first < first
                 if has_state[row]:
                     begins[row] = kept
@@ -184,7 +216,8 @@ def plan_head(
                     tally[Tally.REBUILT] += first - late_first
                 missing[row] = -1
             else:
-                follow(row, first, tokens, pages, tags, page_size, positions, chains, begins, 1)
+                if is_own:
+                    follow(row, first, tokens, pages, tags, page_size, positions, chains, begins, 1)
                 work[row] = chains[row]
                 if has_state[row] and wants_drafts:
                     tally[Tally.READY] += 1
