@@ -121,6 +121,7 @@ def test_spans_of_other_hosts_are_moved_to_the_clock_of_rank_0(monkeypatch: pyte
     [
         ("qwen3-moe", {"expert_parallel": True, "expert_load": "ranks"}),
         ("deepseek3", {"enable_dp_attention": True, "prefix_cache": True}),
+        ("deepseek3", {"enable_dp_attention": True, "speculative": "draft", "speculative_control": "fixed"}),
         ("llama", {"speculative": "ngram"}),
         ("llama", {"speculative": "suffix", "overlap": False}),
         ("llama", {"weights": "int8"}),
@@ -134,6 +135,8 @@ def test_everything_else_works_on_several_hosts(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(DIVIDED[name], tmp_path)
+    if options.get("speculative") == "draft":
+        options = {**options, "speculative_model": str(tmp_path)}
     of_ranks = ("expert_parallel", "enable_dp_attention", "num_stages")
     others: dict[str, Any] = {key: value for key, value in options.items() if key not in of_ranks}
     answered(
