@@ -16,10 +16,12 @@ from node_threads import following, free_port
 from nodes import NodeProcess
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.core.loop import RunnerLostError
+from pagewood.engine.core.memory.divided_kv import DividedKV
 from pagewood.engine.offline.llm import LLM
 from pagewood.engine.runner.ranks.group import Group
 from pagewood.engine.runner.ranks.messages import MovePages
-from pagewood.engine.runner.ranks.ranked_pages import FollowedPages, RankedStore
+from pagewood.engine.runner.ranks.ranked_pages import FollowedPages, RankedPages, RankedStore, StoreElsewhere
+from pagewood.kvpool.tiers.pages.device import ChainedPages
 from ranked_engines import engine_of, is_alive, one_process
 from seeded_faults import Edit, seed_fault
 
@@ -31,6 +33,8 @@ SIZES: dict[str, Any] = {"max_running": 4, "max_length": 200, "max_total_tokens"
 NO_DISK: dict[str, Any] = {"disk_cache_path": None, "disk_cache_gb": None}
 SMALL_GB = 0.0007
 """Of 21 pages of each host, so that pages also come back from the disks."""
+BY_REQUEST: dict[str, Any] = {"enable_dp_attention": True, "max_total_tokens": 416}
+"""Each rank has memory for a request of the longest length."""
 Found = list[tuple[tuple[int, ...], int]]
 pytestmark = pytest.mark.usefixtures("patient_requests")
 
@@ -111,6 +115,88 @@ def test_pages_of_all_hosts_come_back_from_the_host_and_from_stores(
         assert {one.name for one in tmp_path.iterdir()} == {f"shard-{rank}.pages" for rank in (0, 2, 3)}
 
 
+def check_requests(folder: Path, monkeypatch: pytest.MonkeyPatch, **others: Any) -> None:
+    """Check that requests of all ranks get their pages back from the host of their rank, also after a restart."""
+    ranks_are_threads(monkeypatch)
+    copies: set[tuple[int | None, bool, str | None]] = set()
+    move_pages = Group.move_pages
+
+    def noted(group: Group, message: MovePages, own: Callable[[], None], *, rank: int | None = None) -> Any:
+        if message.slots:
+            copies.add((rank, message.is_out, message.store))
+        return move_pages(group, message, own, rank=rank)
+
+    monkeypatch.setattr(Group, "move_pages", noted)
+    options = options_of(folder, **{**BY_REQUEST, **others})
+    if "remote_cache" in options:
+        options["remote_cache"] = str(folder)
+    first_there = options["tensor_parallel_size"] // 2
+    prompts: list[list[int]] = []
+
+    def asked_alone(llm: LLM) -> list[int]:
+        found = [llm.generate([prompt], SAMPLING)[0] for prompt in prompts]
+        assert [one.tokens for one in found] == expected
+        return [one.num_cached_tokens for one in found]
+
+    with following(EngineConfig(**options)) as errors, LLM(**options) as llm:
+        kv = engine_of(llm)._kv  # pyright: ignore[reportPrivateUsage]
+        assert isinstance(kv, DividedKV)
+        while not all(space.num_cached for space in kv.spaces):
+            more = [[*range(start, start + 100)] for start in range(len(prompts) + 10, len(prompts) + 15)]
+            prompts += more
+            llm.generate(more, SAMPLING)
+        with one_process(**SIZES) as alone:
+            expected = [one.tokens for one in alone.generate(prompts, SAMPLING)]
+        while not {(rank, False, None) for rank in range(first_there, 2 * first_there)} <= copies:
+            llm.generate(OTHERS, SAMPLING)
+            asked_alone(llm)
+        assert tiers_of(llm)["num_failed"] == 0
+    assert not errors
+    assert {rank for rank, _, _ in copies} == {*range(first_there, 2 * first_there)}
+    with following(EngineConfig(**options)) as errors, LLM(**options) as llm:
+        assert asked_alone(llm) == [NUM_CACHED] * len(prompts)
+        assert tiers_of(llm)["num_fetched"] == NUM_PAGES * len(prompts)
+    assert not errors
+    for rank in range(first_there, 2 * first_there):
+        name = "disk" if options["disk_cache_path"] else "remote"
+        assert {(rank, True, None), (rank, True, name)} <= copies
+
+
+FOUR: dict[str, Any] = {"tensor_parallel_size": 4, "num_threads": 2, "max_total_tokens": 832}
+
+
+@pytest.mark.parametrize("others", [
+    pytest.param({}, id="two"), slow("four", **FOUR),
+    slow("shared folder", **NO_DISK, remote_cache="", remote_cache_gb=0.05),
+])  # fmt: skip
+def test_pages_of_requests_come_back_on_the_host_of_their_rank(
+    others: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_requests(tmp_path, monkeypatch, **others)
+
+
+FAULTS_OF_REQUESTS: dict[str, list[Edit]] = {
+    "a rank copies nothing in": [
+        (FollowedPages, "_moved", "self._own.write(message.pages, images, slots, _ignore)", "pass"),
+    ],
+    "pages beside the right ones": [
+        (ChainedPages, "_divided", "divmod(page, self._num_pages)", "divmod(page ^ 1, self._num_pages)"),
+    ],
+    "images of another slot": [(RankedPages, "exchange", "[slot for slot, _ in places]", "[0 for _ in places]")],
+    "a disk is not asked": [(StoreElsewhere, "exists", "return self.get(keys, [])", "return [False] * len(keys)")],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS_OF_REQUESTS)
+def test_a_page_that_is_wrong_on_another_host_is_noticed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed_fault(FAULTS_OF_REQUESTS[name], monkeypatch)
+    with pytest.raises(AssertionError):
+        check_requests(tmp_path, monkeypatch)
+
+
 @pytest.mark.slow
 def test_what_only_the_kv_memory_has_is_stored_at_the_end(
     expected: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,21 +273,22 @@ def test_a_part_that_is_wrong_changes_the_tokens(
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_out", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("store", [None, pytest.param("disk", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("others", [pytest.param({}, id="parts"), slow("requests", **BY_REQUEST)])
 def test_a_host_that_is_lost_during_a_copy_ends_the_group(
-    victim: str, number: signal.Signals, is_out: bool, store: str | None, expected: tuple[int, ...], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    victim: str, number: signal.Signals, is_out: bool, store: str | None, others: dict[str, Any],
+    expected: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """With a typed error; the next group has what is on the disks of both. All ranks are processes."""
-    options = options_of(tmp_path / "kv", host_cache_gb=SMALL_GB)
+    options = options_of(tmp_path / "kv", host_cache_gb=SMALL_GB, **others)
     is_over, move_pages = threading.Event(), Group.move_pages
     config = EngineConfig(**options, node_rank=1)
     nodes = [NodeProcess(config, tmp_path / "log")]
 
-    def lose(group: Group, message: MovePages, own: Callable[[], None]) -> Any:
-        if message.is_out == is_out and message.store == store and not is_over.is_set():
+    def lose(group: Group, message: MovePages, own: Callable[[], None], *, rank: int | None = None) -> Any:
+        if message.slots and message.is_out == is_out and message.store == store and not is_over.is_set():
             is_over.set()
             os.kill(nodes[0].process.pid if victim == "node" else nodes[0].ranks()[0], number)
-        return move_pages(group, message, own)
+        return move_pages(group, message, own, rank=rank)
 
     try:
         with LLM(**options) as llm:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from group_in_threads import ranks_are_threads
 from pagewood.engine.api import EngineConfig, FinishReason
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
-from pagewood.engine.core.memory.divided_kv import DividedKV
+from pagewood.engine.core.memory.divided_kv import DividedKV, SharedCaches
 from pagewood.engine.core.queue.waiting import WaitingQueue
 from pagewood.engine.core.steps.plan import Planner
 from pagewood.kvpool.tiers import (
@@ -63,27 +65,37 @@ def divided_caches(
     *,
     num_host_pages: int,
     stores: Callable[[int], dict[str, PageStore]] = lambda page_bytes: {},
+    num_per_host: int | None = None,
     **options: Any,
 ) -> MakeCaches:
-    """The function that is made makes a cache for each rank in turn, and then those that replace them."""
+    """The function that is made makes a cache for each rank in turn, and then those that replace them.
+
+    Ranks have tiers in common with the other ranks of their host. `num_per_host`: ranks of a host; None: all.
+    """
+    num_per_host = num_per_host or num_pools
 
     def make_caches(memory: NDArray[np.uint64], page_size: int) -> Callable[[], TieredIndex]:
         page_bytes = page_size * 8
         parts = memory.view(np.uint8).reshape(num_pools, -1, page_bytes)
         device = ChainedPages([ArrayPages([[part]]) for part in parts], num_pages=parts.shape[1])
-        host, below = HostTier(page_bytes=page_bytes, num_pages=num_host_pages), stores(page_bytes)
+        hosts = [
+            (HostTier(page_bytes=page_bytes, num_pages=num_host_pages), stores(page_bytes))
+            for _ in range(0, num_pools, num_per_host)
+        ]
         made: list[TieredIndex] = []
 
         def make() -> TieredIndex:
             cache = RadixCache(page_size)
-            if 0 < len(made) < num_pools:
-                made.append(made[0].beside(cache))
+            if len(made) == num_pools:
+                while made:
+                    made.pop().close(keep_stores=True)
+            if len(made) % num_per_host:
+                made.append(made[-1].beside(cache))
                 return made[-1]
-            while made:
-                made.pop().close(keep_stores=True)
+            host, below = hosts[len(made) // num_per_host]
             whole: dict[str, Any] = {"page_size": page_size, **below, **options}
             made.append(TieredIndex(cache, device=device, host=host, **whole))
-            return made[0]
+            return made[-1]
 
         return make
 
@@ -96,7 +108,7 @@ class Watch:
     def __init__(self) -> None:
         self._staying: dict[int, int] = {}
         """Arrival number -> rank to which the prefix of a waiting request was being copied after the last step."""
-        self.counters = TierCounters()
+        self.counts: dict[str, int] = {}
 
     def __call__(self, engine: Engine) -> None:
         kv, state = engine._kv, engine._state  # pyright: ignore[reportPrivateUsage]
@@ -104,7 +116,7 @@ class Watch:
         for space in kv.spaces:
             assert isinstance(space.cache, TieredIndex)
             space.cache.check()
-            self.counters = space.cache.counters
+        self.counts = kv.tier_counts()
         requests = {request.arrival: request for request in state.by_id.values()}
         for arrival, rank in self._staying.items():
             request = requests.get(arrival)
@@ -134,21 +146,22 @@ def drawn(seed: int, num_ranks: int) -> Scenario:
     return replace(scenario, config=replace(scenario.config, prefix_cache=True, retained_share=0.5))
 
 
-def run_over_tiers(seed: int, num_ranks: int, folder: Path, watch: Watch) -> Report:
+def run_over_tiers(seed: int, num_ranks: int, folder: Path, watch: Watch, *, num_per_host: int | None = None) -> Report:
     rng, scenario = random.Random(seed), drawn(seed, num_ranks)
-    below = rng.choice(("nothing", "disk", "remote", "both"))
+    below, numbers = rng.choice(("nothing", "disk", "remote", "both")), count()
 
     def stores(page_bytes: int) -> dict[str, PageStore]:
         sizes: Any = {"page_bytes": page_bytes, "num_bytes": 100 * page_bytes}
         made: dict[str, PageStore] = {}
         if below in ("disk", "both"):
-            made["disk"] = DiskTier(folder / "pages", **sizes)
+            made["disk"] = DiskTier(folder / f"pages-{next(numbers)}", **sizes)
         if below in ("remote", "both"):
             made["remote"] = SharedFolder(folder / "shared", **sizes)
         return made
 
     caches = divided_caches(
         num_ranks, num_host_pages=rng.choice((rng.randint(1, 12), rng.randint(1, 12), 40)), stores=stores,
+        num_per_host=num_per_host,
         write_policy=rng.choice(list(WritePolicy)), prefetch=PrefetchPolicy(mode=rng.choice(list(PrefetchMode))),
     )  # fmt: skip
     return run_scenario(scenario, make_caches=caches, after_step=watch)
@@ -163,14 +176,32 @@ def test_random_traffic_gives_the_tokens_of_the_oracle(seed: int, num_ranks: int
     run_over_tiers(seed, num_ranks, tmp_path, Watch())
 
 
-def test_everything_happens(tmp_path: Path) -> None:
+HOSTS = [(4, 2), (2, 1), (3, 1)]
+"""Ranks, and those of a host."""
+
+
+@pytest.mark.parametrize(
+    ("seed", "num_ranks", "num_per_host"),
+    [
+        (24, 4, 2), (25, 2, 1), (27, 3, 1),
+        *(pytest.param(seed, *HOSTS[seed % 3], marks=pytest.mark.slow) for seed in range(150, 270)),
+    ],
+)  # fmt: skip
+def test_random_traffic_over_hosts_gives_the_tokens_of_the_oracle(
+    seed: int, num_ranks: int, num_per_host: int, tmp_path: Path
+) -> None:
+    run_over_tiers(seed, num_ranks, tmp_path, Watch(), num_per_host=num_per_host)
+
+
+@pytest.mark.parametrize("num_per_host", [2, 1])
+def test_everything_happens(num_per_host: int, tmp_path: Path) -> None:
     num_preempted = num_loaded = num_fetched = 0
     for seed in (8, 13, 14, 17):
         watch, folder = Watch(), tmp_path / str(seed)
         folder.mkdir()
-        num_preempted += run_over_tiers(seed, 2, folder, watch).num_preempted
-        num_loaded += watch.counters.num_loaded
-        num_fetched += watch.counters.num_fetched
+        num_preempted += run_over_tiers(seed, 2, folder, watch, num_per_host=num_per_host).num_preempted
+        num_loaded += watch.counts["num_loaded"]
+        num_fetched += watch.counts["num_fetched"]
     assert min(num_preempted, num_loaded, num_fetched) > 0, (num_preempted, num_loaded, num_fetched)
 
 
@@ -185,9 +216,9 @@ def run(lanes: Lanes, *names: str) -> None:
         lane.run(100)
 
 
-def bench_of(lanes: Lanes, *, is_evicted: bool = False, **options: Any) -> EchoBench:
+def bench_of(lanes: Lanes, *, is_evicted: bool = False, num_per_host: int | None = None, **options: Any) -> EchoBench:
     """Return an engine with 16 pages on each of two ranks; the host has the pages of `PREFIX`, and so has rank 0."""
-    caches = divided_caches(2, num_host_pages=64, lanes=lanes)
+    caches = divided_caches(2, num_host_pages=64, lanes=lanes, num_per_host=num_per_host)
     options |= {"tensor_parallel_size": 2, "enable_dp_attention": True}
     bench = EchoBench(num_pools=2, max_running=4, make_caches=lambda memory: caches(memory, PAGE), **options)
     bench.answer(submit("first", PREFIX, max_tokens=1))
@@ -232,6 +263,52 @@ def test_copies_keep_memory_of_their_rank() -> None:
     bench.engine.close()
 
 
+def test_a_request_goes_to_the_host_that_has_its_prefix() -> None:
+    """Although the rank of another host has more room."""
+    lanes = manual_lanes()
+    bench = bench_of(lanes, is_evicted=True, num_per_host=1)
+    bench.step(submit("long", [5] * 4, max_tokens=12))
+    bench.until(lambda: bench.spaces[0].num_available < bench.spaces[-1].num_available)
+    bench.step(submit("again", [*PREFIX, 1], max_tokens=2))
+    request = bench.state.by_id["again"]
+    bench.until(lambda: bench.state.waiting.num_recalling)
+    run(lanes, "load")
+    bench.until(lambda: bench.finish("again"))
+    assert (request.kv_rank, bench.deltas["again"][-1].num_cached_tokens) == (0, len(PREFIX))
+    bench.engine.close()
+
+
+@pytest.mark.parametrize("num_per_host", [2, 1])
+def test_what_all_have_is_found_before_a_request_is_queued(num_per_host: int) -> None:
+    lanes = manual_lanes()
+    bench = bench_of(lanes, is_evicted=True, num_per_host=num_per_host)
+    bench.step(submit("known", [*PREFIX, 1], max_tokens=2, cache_hit_threshold=0.9))
+    bench.step(submit("unknown", [9] * 41, max_tokens=2, cache_hit_threshold=0.9))
+    bench.until(lambda: bench.finish("unknown"))
+    run(lanes, "load")
+    bench.until(lambda: bench.finish("known"))
+    found = [bench.finish(name) for name in ("known", "unknown")]
+    assert found == [FinishReason.LENGTH, FinishReason.CACHE_THRESHOLD]
+    bench.engine.close()
+
+
+@pytest.mark.parametrize("num_per_host", [2, 1])
+def test_answers_wait_for_pages_that_any_rank_publishes(num_per_host: int, tmp_path: Path) -> None:
+    """Then another engine goes on with them."""
+    lanes = manual_lanes()
+    bench = bench_of(
+        lanes, num_per_host=num_per_host, host_cache_gb=0.1, remote_cache=str(tmp_path), remote_cache_gb=0.1
+    )
+    for name in ("0", "1"):
+        bench.step(submit(name, [8 + int(name)] * 41, max_tokens=1, handover="publish"))
+    bench.steps(3)
+    assert bench.state.by_id == {}
+    assert bench.finish("0") is bench.finish("1") is None
+    run(lanes, "demote")
+    bench.until(lambda: bench.finish("0") and bench.finish("1"))
+    bench.engine.close()
+
+
 FAULTS: dict[str, tuple[Edit, Callable[[], None]]] = {
     "offset of pages forgotten": (
         (ChainedPages, "_divided", "divmod(page, self._num_pages)", "0, page % self._num_pages"),
@@ -242,7 +319,18 @@ FAULTS: dict[str, tuple[Edit, Callable[[], None]]] = {
         test_another_rank_recalls_a_page,
     ),
     "leaves its rank while it recalls": (
-        (Planner, "_admit", "stays=waiting.stays(request)", "stays=False"), test_another_rank_recalls_a_page
+        (WaitingQueue, "place", "stays=entry.is_coming", "stays=False"), test_another_rank_recalls_a_page
+    ),
+    "tiers of hosts are not looked at": (
+        (DividedKV, "place", "near[rank] if near else 0", "0"), test_a_request_goes_to_the_host_that_has_its_prefix
+    ),
+    "one host is asked what it has": (
+        (DividedKV, "probe", "space.probe(request) for space", "self.spaces[1].probe(request) for _"),
+        partial(test_what_all_have_is_found_before_a_request_is_queued, num_per_host=1),
+    ),
+    "one host is asked what it stores": (
+        (SharedCaches, "unstored", "in self._caches", "in self._caches[:1]"),
+        partial(test_answers_wait_for_pages_that_any_rank_publishes, num_per_host=1, tmp_path=Path("unused")),
     ),
     "reserve of all ranks": (
         (Planner, "_admit", "claim[0].kv_rank == request.kv_rank", "True"), test_copies_keep_memory_of_their_rank
@@ -256,33 +344,6 @@ def test_seeded_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     seed_fault([edit], monkeypatch)
     with pytest.raises(AssertionError):
         check()
-
-
-def test_what_all_have_is_found_before_a_request_is_queued() -> None:
-    lanes = manual_lanes()
-    bench = bench_of(lanes, is_evicted=True)
-    bench.step(submit("known", [*PREFIX, 1], max_tokens=2, cache_hit_threshold=0.9))
-    bench.step(submit("unknown", [9] * 41, max_tokens=2, cache_hit_threshold=0.9))
-    bench.until(lambda: bench.finish("unknown"))
-    run(lanes, "load")
-    bench.until(lambda: bench.finish("known"))
-    found = [bench.finish(name) for name in ("known", "unknown")]
-    assert found == [FinishReason.LENGTH, FinishReason.CACHE_THRESHOLD]
-    bench.engine.close()
-
-
-def test_answers_wait_for_pages_that_any_rank_publishes(tmp_path: Path) -> None:
-    """Then another engine goes on with them."""
-    lanes = manual_lanes()
-    bench = bench_of(lanes, host_cache_gb=0.1, remote_cache=str(tmp_path), remote_cache_gb=0.1)
-    for name in ("0", "1"):
-        bench.step(submit(name, [8 + int(name)] * 41, max_tokens=1, handover="publish"))
-    bench.steps(3)
-    assert bench.state.by_id == {}
-    assert bench.finish("0") is bench.finish("1") is None
-    run(lanes, "demote")
-    bench.until(lambda: bench.finish("0") and bench.finish("1"))
-    bench.engine.close()
 
 
 def little(folder: Path, num_ranks: int, **options: Any) -> EngineConfig:

@@ -565,6 +565,35 @@ def test_a_probe_counts_all_tiers_and_copies_nothing(tmp_path: Path) -> None:
     reader.index.check()
 
 
+def test_what_is_near_is_on_the_device_the_host_or_the_disk(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path / "pages", **SIZES)
+    writer = Engine(disk=disk, remote=remote(tmp_path / "shared"))
+    writer.compute(TOKENS)
+    writer.index.flush()
+    writer.index.clear()
+    assert writer.index.num_near(TOKENS) == 8
+    reader = Engine(remote=remote(tmp_path / "shared"))
+    assert reader.index.num_near(TOKENS) == 0
+    reader.compute(TOKENS[:4])
+    assert reader.index.num_near(TOKENS) == 4
+
+
+def test_a_disk_that_does_not_answer_counts_as_empty(tmp_path: Path) -> None:
+    class Silent:
+        def __init__(self, disk: DiskTier) -> None:
+            self.put, self.get, self.close = disk.put, disk.get, disk.close
+
+        def exists(self, keys: Sequence[bytes]) -> list[bool]:
+            raise OSError("no connection")
+
+    engine = Engine(disk=Silent(DiskTier(tmp_path / "pages", **SIZES)))
+    engine.compute(TOKENS)
+    engine.index.flush()
+    engine.index.clear()
+    assert engine.index.num_near(TOKENS) == 0
+    assert engine.index.recall(TOKENS) is None
+
+
 def test_a_store_that_says_nothing_counts_as_empty_after_a_time(tmp_path: Path) -> None:
     engine = Engine(remote=remote(tmp_path), prefetch=PrefetchPolicy(base_s=2.0))
     engine.compute(TOKENS[:4])

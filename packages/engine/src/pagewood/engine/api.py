@@ -1249,9 +1249,8 @@ class EngineConfig:
             raise ValueError("enable_dp_attention must be False with tensor_parallel_size 1, got True")
         if self.device == "cuda" and self.speculative != "off":
             raise ValueError(f"speculative must be off with enable_dp_attention on CUDA, got {self.speculative}")
-        if self.host_cache_gb is not None and (self.device == "cuda" or self.nnodes > 1):  # lower tiers come with it
-            where = "on CUDA" if self.device == "cuda" else f"and nnodes {self.nnodes}"
-            raise ValueError(f"host_cache_gb must be None with enable_dp_attention {where}, got {self.host_cache_gb}")
+        if self.host_cache_gb is not None and self.device == "cuda":  # lower tiers come with it
+            raise ValueError(f"host_cache_gb must be None with enable_dp_attention on CUDA, got {self.host_cache_gb}")
         values: dict[str, object] = {
             "preemption_threshold": self.preemption_threshold,
             "decision_log": self.decision_log,

@@ -163,7 +163,12 @@ def _engine(
         sizes, page_bytes = _agreed_sizes(rank, group, place, parts.stages)
         num_pages, max_length = sizes.num_pages, sizes.max_length
         if config.nnodes > 1:
-            part = HostPart(rank=0, host_page_bytes=sizes.host_page_bytes, group=group)
+            part = HostPart(
+                rank=0,
+                has_whole_pages=config.enable_dp_attention,
+                host_page_bytes=sizes.host_page_bytes,
+                group=group,
+            )
     rank.allocate(num_pages)
     num_pools = num_ranks if config.enable_dp_attention else 1
     num_pages *= num_pools

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +17,16 @@ from pagewood.engine.assembly.late_store import LateStore
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.runner.ranks.messages import FromRank, StoreName
-from pagewood.engine.runner.ranks.ranked_pages import FollowedPages, HostPart, RankedPages, RankedStore
+from pagewood.engine.runner.ranks.ranked_pages import (
+    FollowedPages,
+    HostPart,
+    MovingGroup,
+    PagesElsewhere,
+    RankedPages,
+    RankedStore,
+    StoreElsewhere,
+    places_of_images,
+)
 from pagewood.kvpool import LayerGroups
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers import (
@@ -74,6 +83,14 @@ class WholePages:
     """All that the meaning of an image depends on."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lower:
+    """What is below the KV memory of a rank, or of all."""
+
+    host: HostTier
+    stores: Mapping[StoreName, PageStore]
+
+
 class TieredCaches:
     """Makes prefix caches over a host cache and, if configured, a disk cache and a cache that engines share.
 
@@ -89,14 +106,15 @@ class TieredCaches:
         frames: of pages, if `memory` is that of frames; None: it is that of whole pages.
         whole: the pages of all ranks on devices, of which `memory` is a part; None: it is that of all ranks.
         part: what `memory` is of the pages of several hosts; None: there is one host.
-        by_request: the memory of the other ranks, if `memory` has the pages of the requests of rank 0 only.
+        by_request: the memory of the other ranks of this host, if `memory` has the pages of the requests of rank 0
+            only. These ranks share tiers; each rank of another host has its own.
 
     Raises:
         ValueError: a budget is less than a page, or more than the memory that can be pinned for a GPU, or the disk
             cannot be used.
     """
 
-    __slots__ = ("_config", "_device", "_frames", "_host", "_last", "_num_caches", "_page_size", "_stores")
+    __slots__ = ("_config", "_device", "_frames", "_last", "_lower", "_page_size")
 
     def __init__(
         self,
@@ -119,8 +137,11 @@ class TieredCaches:
             page_bytes, layout = whole.pages.page_bytes, whole.layout
         rank, host_page_bytes = 0, page_bytes
         if part is not None:
-            rank, host_page_bytes = part.rank, part.host_page_bytes
-            layout = f"{layout} from rank {rank} on, of {config.num_ranks}"
+            rank = part.rank
+            if part.group is None or not part.has_whole_pages:
+                host_page_bytes = part.host_page_bytes
+            if not part.has_whole_pages:
+                layout = f"{layout} from rank {rank} on, of {config.num_ranks}"
         num_host_pages = num_images(config, host_page_bytes)
         if whole is not None:
             host_memory = whole.images
@@ -129,15 +150,14 @@ class TieredCaches:
             host_memory = None if memory.device.type == "cpu" else _pinned(num_host_pages, page_bytes)
         self._config = config
         self._page_size = page_size
-        self._host = HostTier(page_bytes=page_bytes, num_pages=num_host_pages, memory=host_memory)
-        self._stores: dict[StoreName, PageStore] = {}
+        host = HostTier(page_bytes=page_bytes, num_pages=num_host_pages, memory=host_memory)
+        stores: dict[StoreName, PageStore] = {}
         self._last: list[TieredIndex] = []  # written by: make
-        self._num_caches = 1 + len(by_request)
         _log.info("host cache: %d pages", num_host_pages)
         if config.disk_cache_path is not None and config.disk_cache_gb is not None:
             path = Path(config.disk_cache_path) / f"shard-{rank}.pages"
             num_pages = _num_pages("disk_cache_gb", config.disk_cache_gb, host_page_bytes)
-            self._stores["disk"] = _opened(
+            stores["disk"] = _opened(
                 lambda identity: _disk_store(path, page_bytes=page_bytes, num_pages=num_pages, fingerprint=identity),
                 fingerprint, layout=layout, name=f"the disk cache {path}",
             )  # fmt: skip
@@ -145,15 +165,23 @@ class TieredCaches:
             place, budget_gb = config.remote_cache, config.remote_cache_gb
             num_shared = 0 if budget_gb is None else _num_pages("remote_cache_gb", budget_gb, host_page_bytes)
             make = shared_store(place, num_bytes=num_shared * page_bytes, page_bytes=page_bytes)
-            self._stores["remote"] = _opened(make, fingerprint, layout=layout, name=f"the shared cache {place}")
+            stores["remote"] = _opened(make, fingerprint, layout=layout, name=f"the shared cache {place}")
             _log.info("shared cache: %s", place)
         self._device = device_pages(memory) if whole is None else whole.pages
-        if by_request:
-            pages = [self._device, *map(device_pages, by_request)]
-            self._device = ChainedPages(pages, num_pages=memory.num_pages)
+        others: list[tuple[RankedPages, _Lower]] = []
         if part is not None and part.group is not None:
-            self._device = ranked = RankedPages(self._device, self._host.memory, part.group)
-            self._stores = {name: RankedStore(store, name, ranked) for name, store in self._stores.items()}
+            if part.has_whole_pages:
+                num_images_there = num_images(config, part.host_page_bytes)
+                others = _elsewhere(part.group, num_images_there, page_bytes, stores)
+            else:
+                self._device = ranked = RankedPages(self._device, host.memory, part.group)
+                stores = {name: RankedStore(store, name, ranked) for name, store in stores.items()}
+        if by_request or others:
+            pages = [self._device, *map(device_pages, by_request), *(pages for pages, _ in others)]
+            self._device = ChainedPages(pages, num_pages=memory.num_pages)
+        own = _Lower(host=host, stores=stores)
+        self._lower = [own] * (1 + len(by_request)) + [lower for _, lower in others]
+        """What each cache is made with; one that has the tiers of the cache before it is made beside that."""
 
     def make(self) -> TieredIndex:
         """Return a cache with an empty device; the previous one, if any, is closed.
@@ -162,11 +190,14 @@ class TieredCaches:
         previous ones, and the following calls make those of the others.
         """
         cache = radix_cache(self._config, self._page_size)
-        if 0 < len(self._last) < self._num_caches:
-            self._last.append(self._last[0].beside(cache))
+        if len(self._last) == len(self._lower):
+            while self._last:
+                self._last.pop().close(keep_stores=True)
+        rank = len(self._last)
+        lower = self._lower[rank]
+        if rank and lower is self._lower[rank - 1]:
+            self._last.append(self._last[-1].beside(cache))
             return self._last[-1]
-        while self._last:
-            self._last.pop().close(keep_stores=True)
         device, holder, frames = self._device, None, self._frames
         if frames is not None:
             beside = None if frames.beside is None else device_pages(frames.beside)
@@ -174,9 +205,9 @@ class TieredCaches:
         index = TieredIndex(
             cache,
             device=device,
-            host=self._host,
-            disk=self._stores.get("disk"),
-            remote=self._stores.get("remote"),
+            host=lower.host,
+            disk=lower.stores.get("disk"),
+            remote=lower.stores.get("remote"),
             page_size=self._page_size,
             write_policy=WritePolicy(self._config.cache_write_policy),
             holder=holder,
@@ -186,7 +217,28 @@ class TieredCaches:
 
     def followed(self, talk: Callable[[FromRank], None]) -> FollowedPages:
         """Return the pages of a rank on another host than rank 0's, which says what is copied; see `FollowedPages`."""
-        return FollowedPages(self._device, self._host.memory, self._stores, talk)
+        (lower,) = self._lower
+        return FollowedPages(self._device, lower.host.memory, lower.stores, talk)
+
+
+def _elsewhere(
+    group: MovingGroup, num_images: int, page_bytes: int, stores: Iterable[StoreName]
+) -> list[tuple[RankedPages, _Lower]]:
+    """Return the pages of each rank on another host, which has those of its own requests, and what is below them.
+
+    Args:
+        group: all ranks.
+        num_images: of the host cache of each.
+        page_bytes: of a page.
+        stores: those that each has.
+    """
+    found: list[tuple[RankedPages, _Lower]] = []
+    for rank in range(group.num_here, group.count):
+        images = places_of_images(num_images, page_bytes)
+        pages = RankedPages(PagesElsewhere(page_bytes), images, group, rank=rank)
+        host = HostTier(page_bytes=page_bytes, num_pages=num_images, memory=images)
+        found.append((pages, _Lower(host=host, stores={name: StoreElsewhere(name, pages) for name in stores})))
+    return found
 
 
 def shared_store(place: str, *, num_bytes: int, page_bytes: int) -> Callable[[bytes], PageStore]:

@@ -212,8 +212,10 @@ def _runner(
         from pagewood.engine.runner.ranks.ranked_pages import HostPart
 
         assert rank.memory is not None
-        part = HostPart(rank=begin.rank, host_page_bytes=sizes.host_page_bytes)
-        mark = f"{rank.loaded.mark}, stages begin at {begin.cuts}"
+        part = HostPart(
+            rank=begin.rank, has_whole_pages=config.enable_dp_attention, host_page_bytes=sizes.host_page_bytes
+        )
+        mark = rank.loaded.mark + f", stages begin at {begin.cuts}" * bool(begin.cuts)
         pages = followed_pages(config, digest, rank.memory, mark=mark, part=part, talk=talk)
     return runner, FollowedWeights(CPUWeights(folder, rank), talk), pages
 

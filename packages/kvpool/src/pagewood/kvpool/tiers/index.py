@@ -112,7 +112,7 @@ class TieredIndex:
             cache: Prefix cache of the device's pages, empty, such as `pagewood.radixcache.RadixCache`.
             device: Memory of these pages.
             host: Main memory.
-            disk: A store that answers `exists` at once, such as `DiskTier`.
+            disk: A store whose `exists` the index waits for, such as `DiskTier`, which answers at once.
             remote: A store whose `exists` may take time, such as `SharedFolder`.
             page_size: Tokens per page.
             fingerprint: The other dependencies of the KV (weights, dtype, layout); see `KeyChain`.
@@ -462,6 +462,10 @@ class TieredIndex:
     def probe(self, tokens: Int32, namespace: Namespace = None) -> Probe:
         """Ask device and tiers, the remote store too, how much of these tokens they have; copies nothing."""
         return self._recalls.probe(tokens, namespace, self.keys_of(tokens, namespace))
+
+    def num_near(self, tokens: Int32, namespace: Namespace = None) -> int:
+        """Return the tokens of the longest prefix on the device, the host and the disk; asks no remote store."""
+        return self._recalls.num_near(tokens, namespace, self.keys_of(tokens, namespace)) * self._page_size
 
     def num_found(self, probe: Probe) -> int | None:
         """Return the tokens of the longest prefix that a probe has found, never waiting.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -54,18 +55,40 @@ class PageRange:
         return self._pages.held_pages() + self._first
 
 
+class SharedCaches:
+    """What the caches of several ranks say together of their lower tiers; see `SharedCache`.
+
+    Args:
+        caches: at least one.
+    """
+
+    __slots__ = ("_caches",)
+
+    def __init__(self, caches: Sequence[SharedCache]) -> None:
+        self._caches = tuple(caches)
+
+    def keys_of(self, tokens: Int32, namespace: Key = None) -> list[bytes]:
+        """Return the keys of the whole pages of these tokens, which are the same for all."""
+        return self._caches[0].keys_of(tokens, namespace)
+
+    def unstored(self) -> set[bytes]:
+        """Return the keys of the pages that some of them are copying to tiers which other engines may use."""
+        return set[bytes]().union(*(cache.unstored() for cache in self._caches))
+
+
 class DividedKV:
     """Gives requests rows and pages of one rank each, and takes them back; see `KVSpace` for what it does not explain.
 
     A request is on one rank from its admission until its memory is released; if it was preempted, it may come back on
     another. Each rank has a space of its own: pages, cached prefixes, and what is evicted, reserved and refused there.
-    Only rows and lower tiers are common to all.
+    Rows are common to all. Lower tiers are common to ranks whose caches have the same counters: to those of a host.
 
     Invariant: the pages of rank r have the ids `[r * num_pages / R, (r + 1) * num_pages / R)`, and all pages of a
     request are of its rank.
 
     Args:
-        spaces: of the ranks, in their order, with equal numbers of pages, the same free rows and the same lower tiers.
+        spaces: of the ranks, in their order, with equal numbers of pages and the same free rows; all or none of them
+            have lower tiers.
     """
 
     __slots__ = ("spaces",)
@@ -82,8 +105,25 @@ class DividedKV:
 
     @property
     def tiers(self) -> TieredCache | None:
-        """The cache of the first rank, if it has lower tiers; those of the others have the same."""
+        """The cache of the first rank, if it has lower tiers; then those of the others have some too."""
         return self.spaces[0].tiers
+
+    @property
+    def _of_tiers(self) -> tuple[KVSpace, ...]:
+        """A space of each of the lower tiers that some ranks have in common."""
+        return tuple({id(space.tier_counters): space for space in reversed(self.spaces)}.values())
+
+    def num_near(self, request: Request) -> Sequence[int]:
+        """Return how many leading tokens of a waiting request each rank has, or can copy from tiers near it.
+
+        Returns:
+            `[R]`; empty where all have the same tiers, so that any can copy the same.
+        """
+        if len(self._of_tiers) == 1:
+            return ()
+        tokens = request.reusable_tokens()
+        caches = [space.shared for space in self.spaces]
+        return [0 if cache is None else cache.num_near(tokens, request.key) for cache in caches]
 
     @property
     def page_size(self) -> int:
@@ -145,7 +185,7 @@ class DividedKV:
         """Increases whenever pages are added to or removed from a cache."""
         return sum(space.epoch for space in self.spaces)
 
-    def place(self, request: Request, *, stays: bool = False) -> KVSpace:
+    def place(self, request: Request, *, stays: bool = False, near: Sequence[int] = ()) -> KVSpace:
         """Choose the rank of a waiting request; return its space, and correct `num_matched`.
 
         It is the rank with its longest cached prefix, among equal ones the one with most pages available. Ranks without
@@ -154,6 +194,7 @@ class DividedKV:
         Args:
             request: waiting.
             stays: whether its prefix is being copied to the rank where it was placed last, so that it stays there.
+            near: what `num_near` returned when it was queued; it counts as cached.
         """
         if stays:
             space = self._of(request)
@@ -164,7 +205,8 @@ class DividedKV:
         def worth(rank: int) -> tuple[bool, int, int]:
             space, num_matched = self.spaces[rank], matched[rank]
             num_available = space.num_available
-            return space.num_missing(request, num_matched) <= num_available, num_matched, num_available
+            has_room = space.num_missing(request, num_matched) <= num_available
+            return has_room, max(num_matched, near[rank] if near else 0), num_available
 
         request.kv_rank = rank = max(range(len(self.spaces)), key=worth)
         request.num_matched = matched[rank]
@@ -179,9 +221,11 @@ class DividedKV:
         return max(space.peek(request) for space in self.spaces)
 
     @property
-    def shared(self) -> SharedCache | None:
-        """The cache of the first rank, which knows what all have copied to lower tiers; see `KVSpace.shared`."""
-        return self.spaces[0].shared
+    def shared(self) -> SharedCaches | None:
+        """What all have copied to lower tiers; see `KVSpace.shared`."""
+        found = [space.shared for space in self._of_tiers]
+        caches = tuple(cache for cache in found if cache is not None)
+        return SharedCaches(caches) if len(caches) == len(found) else None
 
     @property
     def can_probe(self) -> bool:
@@ -189,12 +233,15 @@ class DividedKV:
         return self.spaces[0].can_probe
 
     def probe(self, request: Request) -> object:
-        """Ask the rank with its longest cached prefix: lower tiers add most to that."""
-        return max(self.spaces, key=lambda space: space.peek(request)).probe(request)
+        """Ask the rank with its longest cached prefix, because lower tiers add most to that; each, if theirs differ."""
+        if len(self._of_tiers) > 1:
+            return tuple(space.probe(request) for space in self.spaces)
+        return (max(self.spaces, key=lambda space: space.peek(request)).probe(request),) * len(self.spaces)
 
     def cached_share(self, request: Request) -> float | None:
         """Return the share of the whole pages of a probed request that a rank can have; None: a tier may answer yet."""
-        shares = [space.cached_share(request) for space in self.spaces]
+        probes = cast("tuple[object, ...]", request.probe)
+        shares = [space.found_share(request, probe) for space, probe in zip(self.spaces, probes, strict=True)]
         known = [share for share in shares if share is not None]
         return max(known) if len(known) == len(shares) else None
 
@@ -256,8 +303,11 @@ class DividedKV:
             space.heal()
 
     def tier_counts(self) -> dict[str, int]:
-        """Return the counts of the lower tiers, which are common to all ranks."""
-        return self.spaces[0].tier_counts()
+        """Return the counts of all lower tiers."""
+        total = Counter[str]()
+        for space in self._of_tiers:
+            total.update(space.tier_counts())
+        return dict(total)
 
     def poll(self) -> None:
         """Let copies between tiers continue, and take back what they no longer need, while no request runs."""

@@ -149,6 +149,10 @@ class SharedCache(PrefixCache, Protocol):
         """Return the tokens that a probe has found; None: a tier may still answer."""
         ...
 
+    def num_near(self, tokens: Int32, namespace: Key = None) -> int:
+        """Return how many leading tokens the device and the nearest tiers have, of which the latter answer at once."""
+        ...
+
     def keys_of(self, tokens: Int32, namespace: Key = None) -> list[bytes]:
         """Return the keys of the whole pages of these tokens."""
         ...
@@ -389,7 +393,7 @@ class KVSpace:
         """Requests that can still be given a row."""
         return len(self._free_rows)
 
-    def place(self, request: Request, *, stays: bool = False) -> KVSpace:
+    def place(self, request: Request, *, stays: bool = False, near: Sequence[int] = ()) -> KVSpace:
         """Return where a waiting request gets its memory."""
         return self
 
@@ -397,12 +401,19 @@ class KVSpace:
         """Return those of some requests whose pages could become those of `request`: all."""
         return others
 
+    def num_near(self, request: Request) -> Sequence[int]:
+        """Return what `place` needs to know of lower tiers: nothing, since there is one place."""
+        return ()
+
+    @property
+    def tier_counters(self) -> Any:
+        """The counts of the lower tiers, which caches with the same tiers share; None: there are none."""
+        return self.tiers.counters if isinstance(self.tiers, CountingTiers) else None
+
     def tier_counts(self) -> dict[str, int]:
         """Return the counts of the lower tiers by their names; empty if there are none."""
-        if not isinstance(self.tiers, CountingTiers):
-            return {}
-        counters = self.tiers.counters
-        return {one.name: getattr(counters, one.name) for one in fields(counters)}
+        counters = self.tier_counters
+        return {} if counters is None else {one.name: getattr(counters, one.name) for one in fields(counters)}
 
     def peek(self, request: Request) -> int:
         """Return how many leading tokens of a waiting request are cached, without counting it as a use."""
@@ -426,8 +437,12 @@ class KVSpace:
 
     def cached_share(self, request: Request) -> float | None:
         """Return the share of the whole pages of a probed request that is cached; None: a tier may still answer."""
+        return self.found_share(request, request.probe)
+
+    def found_share(self, request: Request, probe: object) -> float | None:
+        """Return the same for what `probe` has returned."""
         num_possible, shared = self.num_reusable(request), self.shared
-        num_found = self.peek(request) if shared is None else shared.num_found(request.probe)
+        num_found = self.peek(request) if shared is None else shared.num_found(probe)
         if num_found is None:
             return None
         return min(1.0, num_found / num_possible) if num_possible else 1.0

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pagewood.engine.api import Delta, FinishReason
-from pagewood.engine.core.memory.kv import SharedCache
+from pagewood.engine.core.cache_keys import Key
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.request import Request
 
 PUBLISH_WAIT_S = 10.0
 """Longest time for which an answer waits for its pages to be stored; what is missing then is computed again."""
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class StoredPages(Protocol):
+    """Says which pages are on their way to tiers that other engines may use; see `memory.kv.SharedCache`."""
+
+    def keys_of(self, tokens: Int32, namespace: Key = None) -> list[bytes]:
+        """Return the keys of the whole pages of these tokens."""
+        ...
+
+    def unstored(self) -> set[bytes]:
+        """Return the keys of the pages that are on their way."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +51,7 @@ class Publishing:
 
     __slots__ = ("_cache", "_clock", "_held", "_requests")
 
-    def __init__(self, cache: Callable[[], SharedCache | None], clock: Callable[[], float]) -> None:
+    def __init__(self, cache: Callable[[], StoredPages | None], clock: Callable[[], float]) -> None:
         self._cache = cache
         self._clock = clock
         self._requests: dict[str, Request] = {}

@@ -179,6 +179,9 @@ class _Entry:
     # written by: waiting
     is_coming: bool = False
     """Whether copies of its prefix are awaited."""  # written by: waiting
+    near: Sequence[int] | None = None
+    """What `num_near` of the KV memory found when it was placed first; None: it was not placed yet."""
+    # written by: waiting
     num_found: int = -1
     """Most tokens that were cached when the lower tiers had been searched, if it waits for pages of another engine."""
     # written by: waiting
@@ -293,6 +296,13 @@ class WaitingQueue:
         """Return whether the prefix of a waiting request is being copied back from a lower tier."""
         entry = self._entries.get(request.arrival)
         return entry is not None and entry.recall is not None
+
+    def place(self, request: Request) -> KVSpace:
+        """Choose where a request of this pass gets its memory, after a look at the tiers near each rank, once."""
+        entry = self._entries[request.arrival]
+        if entry.near is None:
+            entry.near = self._kv.num_near(request)
+        return self._kv.place(request, stays=entry.is_coming, near=entry.near)
 
     def stays(self, request: Request) -> bool:
         """Return whether a waiting request must stay where it was placed, because copies of its prefix go there."""

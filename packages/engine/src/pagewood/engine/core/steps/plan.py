@@ -560,7 +560,7 @@ class Planner:
                 if self._skip_ahead.pass_over(request):
                     continue
                 break
-            space = kv.place(request, stays=waiting.stays(request))
+            space = waiting.place(request)
             if space is not last_space:
                 last_space, reserve, num_available = space, None, space.num_available
             if reserve is None:

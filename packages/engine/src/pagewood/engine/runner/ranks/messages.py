@@ -90,7 +90,7 @@ class MovePages(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_out: bool
     """Whether from the KV memory to the host cache, or from there to the store."""
     slots: list[int]
-    """Images of the host cache."""
+    """Images of the host cache; empty: say which pages the store has."""
     pages: list[int] = []
     """Pages of the KV memory; empty if a store is given."""
     keys: list[bytes] = []
@@ -185,7 +185,7 @@ class PagesMoved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     number: int
     """See `MovePages`."""
     found: list[bool]
-    """Whether the store had each page, if pages came from a store."""
+    """Whether the store had each page, if pages came from a store, or were asked for."""
     error: str | None
 
 

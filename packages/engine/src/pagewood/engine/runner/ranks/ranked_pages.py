@@ -1,4 +1,4 @@
-"""Pages of ranks on several hosts, in tiers: each host keeps the parts of its ranks, and rank 0 says what is copied."""
+"""Pages of ranks on several hosts, in tiers: each host keeps what its ranks have, and rank 0 says what is copied."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from pagewood.engine.runner.ranks.messages import FromRank, MovePages, PagesMoved, StoreName
 from pagewood.kvpool.tiers import PageStore
@@ -29,17 +32,24 @@ class MovingGroup(Protocol):
         """Ranks of this host."""
         ...
 
-    def move_pages(self, message: MovePages, own: Callable[[], None]) -> list[PagesMoved]:
-        """Copy on all hosts."""
+    @property
+    def count(self) -> int:
+        """All ranks."""
+        ...
+
+    def move_pages(self, message: MovePages, own: Callable[[], None], *, rank: int | None = None) -> list[PagesMoved]:
+        """Copy on all hosts, or on that of one rank."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPart:
-    """The part of all pages that a process copies, where ranks are on several hosts."""
+    """What a process copies of all pages, where ranks are on several hosts."""
 
     rank: int
     """The first rank to which it belongs."""
+    has_whole_pages: bool
+    """Whether these are the pages of its own requests, and not a part of each page."""
     host_page_bytes: int
     """See `Sizes`."""
     group: MovingGroup | None = None
@@ -47,23 +57,26 @@ class HostPart:
 
 
 class RankedPages:
-    """The KV memory of all hosts, as rank 0 uses it; satisfies `DevicePages`. Thread-safe.
+    """The KV memory of all hosts, or of a rank of another one, as rank 0 uses it; satisfies `DevicePages`. Thread-safe.
 
-    Invariant: a copy ends when the ranks of all hosts have ended it, so nothing uses its pages and images afterwards.
+    Invariant: a copy ends when all ranks that take part have ended it, so nothing uses its pages and images afterwards.
     It raises OSError if a rank of another host could not copy, and RunnerLostError if a rank is lost.
 
     Args:
         own: the pages of this host.
-        images: `[n, image]`, the host cache of rank 0; each rank of another host has as many, of its own part.
+        images: `[n, image]`, the host cache of rank 0; each rank of another host has as many, of its own part. Or
+            `places_of_images` for that of one rank.
         group: all ranks.
+        rank: the only one that copies, on another host; None: all of them.
     """
 
-    __slots__ = ("_group", "_images", "_numbers", "_own", "page_bytes")
+    __slots__ = ("_group", "_images", "_numbers", "_own", "_rank", "page_bytes")
 
-    def __init__(self, own: DevicePages, images: Bytes, group: MovingGroup) -> None:
+    def __init__(self, own: DevicePages, images: Bytes, group: MovingGroup, *, rank: int | None = None) -> None:
         self._own = own
         self._images = images
         self._group = group
+        self._rank = rank
         self._numbers = count()
         self.page_bytes = own.page_bytes
         """Bytes of a page on this host."""
@@ -83,16 +96,16 @@ class RankedPages:
     def exchange(
         self, own: Callable[[], None], store: StoreName, keys: Sequence[bytes], rows: Sequence[Bytes], *, is_out: bool
     ) -> list[PagesMoved]:
-        """Copy images to or from a store of each host; return the answers of other hosts.
+        """Copy images to or from a store of each host, or ask it for pages; return the answers of other hosts.
 
         Args:
             own: does so on this host.
             store: which one.
             keys: of the pages.
-            rows: `[image]` each, images of the host cache.
+            rows: `[image]` each, images of the host cache; empty: the store is asked which pages it has.
             is_out: whether to the store.
         """
-        first, size = self._images.ctypes.data, self._images.shape[1]
+        first, size = self._images.ctypes.data, self._images.strides[0]
         places = [divmod(row.ctypes.data - first, size) for row in rows]
         assert all(not rest and 0 <= slot < len(self._images) for slot, rest in places), "hosts share no other memory"
         slots = [slot for slot, _ in places]
@@ -100,8 +113,8 @@ class RankedPages:
         return self._move(message, own)
 
     def _move(self, message: MovePages, own: Callable[[], None]) -> list[PagesMoved]:
-        answers = self._group.move_pages(message, own)
-        for rank, one in enumerate(answers, self._group.num_here):
+        answers = self._group.move_pages(message, own, rank=self._rank)
+        for rank, one in enumerate(answers, self._group.num_here if self._rank is None else self._rank):
             if one.error is not None:
                 raise OSError(f"rank {rank} could not copy {len(message.slots)} pages: {one.error}")
         return answers
@@ -144,6 +157,65 @@ class RankedStore:
     def close(self) -> None:
         """Close the store of this host; other ranks close theirs at their end."""
         self._own.close()
+
+
+class PagesElsewhere:
+    """The own part of a copy that another host makes: nothing; satisfies `DevicePages`.
+
+    Args:
+        page_bytes: of a page there.
+    """
+
+    __slots__ = ("page_bytes",)
+
+    def __init__(self, page_bytes: int) -> None:
+        self.page_bytes = page_bytes
+        """Bytes of a page."""
+
+    def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
+        """Copy nothing."""
+
+    def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
+        """Copy nothing."""
+        arrived(1)
+
+
+def places_of_images(num_images: int, page_bytes: int) -> Bytes:
+    """Return `[num_images, page_bytes]` for a `HostTier` whose images are on another host: rows with addresses only."""
+    return as_strided(np.zeros(num_images, np.uint8), (num_images, page_bytes), (1, 0), writeable=False)
+
+
+class StoreElsewhere:
+    """A store of a rank on another host, as rank 0 uses it; satisfies `PageStore`. Thread-safe.
+
+    `exists` waits for the other host, so it takes as long as a message there and back.
+
+    Args:
+        name: of the store.
+        pages: of that rank.
+    """
+
+    __slots__ = ("_name", "_pages")
+
+    def __init__(self, name: StoreName, pages: RankedPages) -> None:
+        self._name: StoreName = name
+        self._pages = pages
+
+    def put(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> None:
+        """Store pages."""
+        self._pages.exchange(_nothing, self._name, keys, pages, is_out=True)
+
+    def get(self, keys: Sequence[bytes], pages: Sequence[Bytes]) -> list[bool]:
+        """Fetch pages."""
+        (answer,) = self._pages.exchange(_nothing, self._name, keys, pages, is_out=False)
+        return answer.found
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        """Ask which pages it has."""
+        return self.get(keys, [])
+
+    def close(self) -> None:
+        """Do nothing: the rank closes it."""
 
 
 class FollowedPages:
@@ -202,9 +274,13 @@ class FollowedPages:
             return []
         store, rows = self._stores[message.store], [images[slot] for slot in slots]
         if not message.is_out:
-            return store.get(message.keys, rows)
+            return store.get(message.keys, rows) if slots else store.exists(message.keys)
         store.put(message.keys, rows)
         return []
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _ignore(num_layers: int) -> None:

@@ -240,8 +240,7 @@ class Recalls:
 
     def probe(self, tokens: Int32, namespace: Namespace, keys: list[bytes]) -> Probe:
         """Ask what the tiers have of a sequence. A store without room for the question counts as empty."""
-        num_cached = self._cache.peek(tokens, namespace).num_tokens // self._page_size
-        num_near = num_cached + self.num_leading(keys[num_cached:])
+        num_near = self.num_near(tokens, namespace, keys)
         remote, rest = self._remote, keys[num_near:]
         deadline_s = self._clock() + self._policy.patience_s(0)
         probe = Probe(num_near=num_near, deadline_s=deadline_s, transfer=None)
@@ -261,9 +260,17 @@ class Recalls:
         transfer.cancel()
         return probe.num_near
 
+    def num_near(self, tokens: Int32, namespace: Namespace, keys: list[bytes]) -> int:
+        """Return the number of leading pages of a sequence that are on the device, on the host or on the disk."""
+        num_cached = self._cache.peek(tokens, namespace).num_tokens // self._page_size
+        return num_cached + self.num_leading(keys[num_cached:])
+
     def num_leading(self, keys: Sequence[bytes]) -> int:
         """Return the number of leading pages of these that are on the host or on the disk, without a gap."""
-        on_disk = self._disk.exists(keys) if self._disk is not None else [False] * len(keys)
+        on_disk = [False] * len(keys)
+        if self._disk is not None:
+            with suppress(OSError):  # logged by the breaker
+                on_disk = self._disk.exists(keys)
         for index, key in enumerate(keys):
             if key not in self._host and not on_disk[index]:
                 return index

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -70,6 +70,8 @@ class LoadedModel:
         shard = self.model.shard
         form = "" if self.form in ("auto", "float32") else f" {self.form}"
         if not shard.is_whole:
+            if shard.by_request:  # all ranks have the same keys and values
+                shard = replace(shard, rank=0)
             form += f" {shard}{division_mark(self.model.whole)}{_OF_WHOLE_ROWS * (self.form == 'int8')}"
         if any(kind == WeightKind.BFLOAT16_PAIRS for kind, _ in self.variants):
             return f"{form} by bfloat16"
