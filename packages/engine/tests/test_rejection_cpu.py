@@ -19,17 +19,23 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from chi_square import assert_fits, chi_square, probabilities
+from group_in_threads import ranks_are_threads
 from pagewood.engine import LLM
-from pagewood.engine.api import SamplingParams
+from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.build import build_engine
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.model_folder.folder import FoundDrafter
 from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.runner.cpu.drafts.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.drafts.loaded_drafter import LoadedDrafter, load_drafter
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.cpu.program.passes import Pass
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.kvpool import MultiHeadLayout
 from row_driver import DrivenSequence, RowDriver
 from scratch import scratch_folder
+from seeded_faults import Edit, seed_fault
 
 DIM, SIZE, VOCAB, DRAFT_VOCAB, NAN_TOKEN = 16, 32, 40, 30, 39
 NUM_PAGES, MAX_LENGTH, MAX_TOKENS, MAX_ROWS = 3000, 60, 4, 250
@@ -295,6 +301,92 @@ def test_drafts_from_logits_that_are_not_numbers_are_replaced() -> None:
         outputs.append(sequence.output)
     assert bench.num_accepted == 0
     assert outputs[0] == outputs[1]
+
+
+def texts_in_stages(
+    kind: Any, num_stages: int, prompts: list[list[int]], sampling: list[SamplingParams], *, num_rows: int = 8
+) -> list[list[int]]:
+    """Return what the tiny target in stages answers, with a fixed number of drafts; a request fits one page.
+
+    Where fewer drafts may be made at the end of a text depends on what the host knows, so it is cut before that.
+    """
+    config = EngineConfig(
+        model=str(folder_of("target")), speculative=kind, speculative_model=str(folder_of(kind)),
+        speculative_verify="rejection", speculative_num_tokens=3, speculative_control="fixed",
+        pipeline_parallel_size=num_stages, num_threads=num_stages, page_size=64, max_length=64,
+        max_running=num_rows, max_total_tokens=num_rows * 64, prefix_cache=False,
+    )  # fmt: skip
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    engine = build_engine(config, inbox=inbox, outbox=outbox)
+    found: list[list[int]] = [[] for _ in prompts]
+    num_open, pending = len(prompts), None
+    try:
+        for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
+            tokens = np.array(prompt, "<i4").tobytes()
+            inbox.put(Submit(request_id=str(index), tokens=tokens, sampling=params))
+        while num_open or pending is not None:
+            pending = engine.advance(pending)
+            for delta in outbox.take():
+                found[int(delta.request_id)] += delta.tokens
+                num_open -= delta.finish is not None
+        counts = engine.counters().speculation
+    finally:
+        engine.close()
+    assert counts is not None
+    assert counts.num_accepted > len(prompts) / 6
+    return [text[:20] for text in found]
+
+
+_MIXED = (
+    prompts_of(4) * 2,
+    [SamplingParams(temperature=1.2, top_p=0.95, seed=seed, max_tokens=24, ignore_eos=True) for seed in range(8)],
+)
+
+
+def check_stages(kind: str, num_stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with one process, which makes as many drafts, because all tokens of a request fit its page."""
+    ranks_are_threads(monkeypatch)
+    assert texts_in_stages(kind, num_stages, *_MIXED) == texts_in_stages(kind, 1, *_MIXED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_stages"),
+    [("eagle", 2), pytest.param("eagle", 4, marks=pytest.mark.slow), pytest.param("draft", 2, marks=pytest.mark.slow)],
+)
+def test_texts_of_stages_are_those_of_one_process(kind: str, num_stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_stages(kind, num_stages, monkeypatch)
+
+
+FAULTS: dict[str, Edit] = {
+    "logits are held elsewhere": (Pass, "hold_logits", "held=held.logits", "held=np.roll(held.logits, 1, 0)"),
+    "logits of the next draft": (Pass, "hold_logits", "index=index", "index=(index + 1) % held.logits.shape[1]"),
+    "drafts with the noise of the target": (EagleDrafter, "lay_out", "independent(grants.sampling)", "grants.sampling"),
+}
+
+
+@pytest.mark.parametrize("name", [*FAULTS])
+def test_seeded_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = texts_in_stages("eagle", 1, *_MIXED)
+    ranks_are_threads(monkeypatch)
+    seed_fault([FAULTS[name]], monkeypatch)
+    assert texts_in_stages("eagle", 2, *_MIXED) != expected
+
+
+@pytest.mark.slow
+def test_tokens_of_stages_follow_the_distribution_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """6,000 texts, whose second and third tokens were drafted in the step before."""
+    ranks_are_threads(monkeypatch)
+    params, bench = SamplingParams(), Bench("eagle")
+    first = bench.distributions([PROMPT], params)[0]
+    second = bench.distributions([[*PROMPT, a] for a in range(VOCAB)], params)
+    third = bench.distributions([[*PROMPT, a, b] for a in range(VOCAB) for b in range(VOCAB)], params)
+    bench.runner.close()
+    pairs = first[:, None] * second
+    sampling = [SamplingParams(seed=seed, max_tokens=6, ignore_eos=True) for seed in range(6000)]
+    tokens = np.array(texts_in_stages("eagle", 2, [PROMPT] * len(sampling), sampling, num_rows=60))
+    assert_fits([chi_square(tokens[:, 0], first)])
+    assert_fits([chi_square(tokens[:, 1], pairs.sum(0))])
+    assert_fits([chi_square(tokens[:, 2], (pairs.reshape(-1, 1) * third).sum(0))])
 
 
 @pytest.mark.parametrize("kind", KINDS)

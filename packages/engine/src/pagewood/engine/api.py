@@ -1219,12 +1219,11 @@ class EngineConfig:
         if self.pipeline_parallel_size == 1:
             return
         refused: list[tuple[str, bool, str, object]] = [
-            ("speculative", self.device == "cuda" and self.speculative != "off", "off on CUDA", self.speculative),
-            ("model_impl", self.model_impl == "transformers", "auto or native", self.model_impl),
             (
-                "speculative_verify", self.speculative == "eagle" and self.speculative_verify == "rejection",
-                "exact with speculative eagle", self.speculative_verify,
+                "speculative", self.device == "cuda" and self.speculative not in ("off", "ngram"),
+                "off or ngram on CUDA", self.speculative,
             ),
+            ("model_impl", self.model_impl == "transformers", "auto or native", self.model_impl),
             (
                 "num_continuous_decode_steps", self.num_continuous_decode_steps > 1, "1",
                 self.num_continuous_decode_steps,

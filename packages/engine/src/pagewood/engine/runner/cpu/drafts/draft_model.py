@@ -38,8 +38,8 @@ class DraftModel:
     """`ProgramDrafter` with a whole model. Invariant: the slots that a pass reads are valid, or written before."""
 
     __slots__ = (
-        "_attention", "_division", "_entries", "_indices", "_last", "_max_rebuilt", "_model", "_num_entries",
-        "_rotations", "_rows", "_slots", "_tally", "_target", "_uses_rejection", "captures", "has_rest", "max_tokens",
+        "_attention", "_division", "_entries", "_held", "_indices", "_last", "_max_rebuilt", "_model", "_num_entries",
+        "_rotations", "_rows", "_slots", "_tally", "_target", "captures", "has_rest", "max_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -78,7 +78,7 @@ class DraftModel:
         self._attention = attention_over(storage, [layer.mixer for layer in model.config.layers])
         self._rotations = Rotations(model.ropes, num_rows=len(rows.lengths))
         self._slots = ValidSlots(tags, rows, root=root)
-        self._uses_rejection = uses_rejection
+        self._held = HeldLogits.of(len(rows.lengths), model.config.vocab_size, max_tokens) if uses_rejection else None
         self._max_rebuilt = max_rebuilt
         self._indices: NDArray[np.int64] = np.empty(0, np.int64)  # written by: record_drafts
         """Scope of each pass."""
@@ -116,7 +116,6 @@ class DraftModel:
     def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:
         """Write a pass for the known tokens and for each draft but the last; see `ProgramDrafter`."""
         config, indices = self._model.config, []
-        held = verify.held_logits(config.vocab_size, self.max_tokens) if self._uses_rejection else None
         for depth in range(self.max_tokens):
             one, own, divided = add_pass(
                 tape, self._rows, self._attention, self._rotations, self._division, vocab_size=config.vocab_size
@@ -129,14 +128,14 @@ class DraftModel:
             logits = self._model.head(states)
             self._slots.record(own)
             one.adjust_drafts(logits)
-            if held is not None:
-                verify.hold_logits(held, one, logits, depth)
+            if self._held is not None:
+                one.hold_logits(self._held, logits, depth)
             drawn = draw(logits, one.choices)
             tape.write(passes.note, scope.sampled, scope=scope, drawn=drawn, shift=0)
             indices.append(scope.index)
         tape.write(passes.fill, verify.scope.sampled, scope=verify.scope, shift=0)
         self._indices = np.array(indices, np.int64)
-        return held
+        return self._held
 
     def record_target(
         self, tape: Tape, verify: Pass, attention: AnyCPUAttention, divided: DividedPass | None
@@ -153,7 +152,7 @@ class DraftModel:
         if self._num_entries == 0:
             return Outcome.DONE
         rotations = self._rotations
-        sampling = independent(grants.sampling) if self._uses_rejection else grants.sampling
+        sampling = independent(grants.sampling) if self._held is not None else grants.sampling
         while True:
             outcome = lay_out_chains(
                 scopes, counts, self._indices, self._entries, self._num_entries, rotations.columns,

@@ -65,8 +65,8 @@ class EagleDrafter:
 
     __slots__ = (
         "_attention", "_catch_up", "_depth", "_division", "_entries", "_extension", "_firsts", "_has_state", "_head",
-        "_hidden", "_indices", "_late", "_missing", "_num_entries", "_num_idle", "_num_late", "_rotations", "_rows",
-        "_sleeps", "_slots", "_stashes", "_states", "_tally", "_target", "_token_map", "_uses_rejection",
+        "_held", "_hidden", "_indices", "_late", "_missing", "_num_entries", "_num_idle", "_num_late", "_rotations",
+        "_rows", "_sleeps", "_slots", "_stashes", "_states", "_tally", "_target", "_token_map",
         "captures", "has_rest", "max_tokens",
     )  # fmt: skip
 
@@ -109,7 +109,7 @@ class EagleDrafter:
         self._has_state = np.zeros(num_rows, np.bool_)  # contents written by: plan
         tokens = head.token_map
         self._token_map = None if tokens is None else np.ascontiguousarray(tokens.numpy(), np.int32)
-        self._uses_rejection = uses_rejection
+        self._held = HeldLogits.of(num_rows, layer.vocab_size, max_tokens) if uses_rejection else None
         self._hidden: Sequence[Buffer] = ()  # written by: record_target
         self._indices: NDArray[np.int64] = np.empty(0, np.int64)  # written by: record_drafts
         """Scope of each pass that drafts."""
@@ -190,7 +190,6 @@ class EagleDrafter:
     def record_drafts(self, tape: Tape, verify: Pass) -> HeldLogits | None:
         """Write a draw from the kept states, and a pass for each further draft; see `ProgramDrafter`."""
         head, states, indices = self._head, self._states, []
-        held = verify.held_logits(head.config.layer.vocab_size, self.max_tokens) if self._uses_rejection else None
         size = states.shape[1]
         self._record_catch_up(tape)
         for depth in range(self.max_tokens):
@@ -213,14 +212,14 @@ class EagleDrafter:
                     passes.spread, scope.sampled, logits=part, size=part.size, token_map=self._token_map, out=logits,
                     vocab_size=vocab_size,
                 )  # fmt: skip
-            if held is not None:
-                verify.hold_logits(held, one, logits, depth)
+            if self._held is not None:
+                one.hold_logits(self._held, logits, depth)
             drawn = draw(logits, one.choices)
             tape.write(passes.note, scope.sampled, scope=scope, drawn=drawn, shift=shift)
             indices.append(scope.index)
         tape.write(passes.fill, verify.scope.sampled, scope=verify.scope, shift=0)
         self._indices = np.array(indices, np.int64)
-        return held
+        return self._held
 
     def record_target(
         self, tape: Tape, verify: Pass, attention: AnyCPUAttention, divided: DividedPass | None
@@ -250,7 +249,7 @@ class EagleDrafter:
     def lay_out(self, scopes: NDArray[np.int64], counts: NDArray[np.int64], grants: Grants) -> Outcome:
         """Lay out the passes; see `ProgramDrafter`."""
         rotations, begins = self._rotations, self._slots.begins
-        sampling = independent(grants.sampling) if self._uses_rejection else grants.sampling
+        sampling = independent(grants.sampling) if self._held is not None else grants.sampling
         outcome = Outcome.DONE
         if self.has_rest:
             outcome = self._lay_out_pairs(scopes, counts, self._extension, grants.rows, self._firsts, grants.counts)

@@ -183,12 +183,18 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLogits:
-    """The logits that drafts were drawn from, for rejection sampling."""
+    """The logits that drafts were drawn from, for rejection sampling, until a step has verified them.
 
-    logits: Buffer
-    """[S, max_tokens V], one row of V after the other for the drafts of each grant."""
-    max_tokens: int
-    """Most drafts of a grant."""
+    They are kept by row, because drafts may be made in the step before.
+    """
+
+    logits: NDArray[np.float32]
+    """[rows, max_tokens, V]; contents written by: the program"""
+
+    @classmethod
+    def of(cls, num_rows: int, vocab_size: int, max_tokens: int) -> HeldLogits:
+        """Return memory for at most `max_tokens` drafts of each row, which the system provides as it is used."""
+        return cls(logits=np.zeros((num_rows, max_tokens, vocab_size), np.float32))
 
 
 class Pass:
@@ -323,23 +329,17 @@ class Pass:
         tape.write(accept, scope.sampled, scope=scope, drawn=drawn, found=found, counts=counts)
         return Accepted(tokens=found, counts=counts)
 
-    def held_logits(self, vocab_size: int, max_tokens: int) -> HeldLogits:
-        """Return memory for the logits of at most `max_tokens` drafts of each sampled grant."""
-        logits = self.tokens.tape.buffer(self.scope.sampled, max_tokens * vocab_size)
-        return HeldLogits(logits=logits, max_tokens=max_tokens)
-
-    def hold_logits(self, held: HeldLogits, drafting: Pass, logits: Buffer, index: int) -> None:
-        """Write the instruction that holds the logits of drafts, until `reject` reads them.
+    def hold_logits(self, held: HeldLogits, logits: Buffer, index: int) -> None:
+        """Write the instruction that holds the logits of drafts of this pass, until `reject` reads them.
 
         Args:
-            held: of this pass, which verifies.
-            drafting: the pass that drafts; each of its grants has the row of a sampled grant of this pass.
-            logits: `[W, V]` of `drafting`.
+            held: by row.
+            logits: `[W, V]`.
             index: of the draft in its chain.
         """
         logits.tape.write(
-            hold_logits, drafting.scope.sampled, scope=drafting.scope, target=self.scope, logits=logits,
-            held=held.logits, vocab_size=logits.size, num_drafts=held.max_tokens, index=index,
+            hold_logits, self.scope.sampled, scope=self.scope, logits=logits, held=held.logits,
+            vocab_size=logits.size, num_drafts=held.logits.shape[1], index=index,
         )  # fmt: skip
 
     def reject(self, logits: Buffer, held: HeldLogits) -> Accepted:
@@ -347,14 +347,14 @@ class Pass:
 
         Args:
             logits: `[W, V]` of the target.
-            held: of this pass.
+            held: of the drafts of its rows.
         """
         tape, scope = logits.tape, self.scope
         found, counts = tape.buffer(scope.wanted, 1), tape.buffer(scope.sampled, 1)
         scratch = tape.buffer(scope.sampled, 2 * logits.size)
         tape.write(
             reject, scope.sampled, scope=scope, logits=logits, held=held.logits, vocab_size=logits.size,
-            num_drafts=held.max_tokens, found=found, counts=counts, scratch=scratch,
+            num_drafts=held.logits.shape[1], found=found, counts=counts, scratch=scratch,
         )  # fmt: skip
         return Accepted(tokens=found, counts=counts)
 

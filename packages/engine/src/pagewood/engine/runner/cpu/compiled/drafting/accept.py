@@ -76,7 +76,8 @@ def reject(
         scope: a row of the table of scopes.
         s: index of the sampled grant.
         logits_at: address of `[W, V]`, logits of the target.
-        held_at: address of `[S, num_drafts, V]`, logits that drafts were drawn from; see `hold_logits`.
+        held_at: address of `[rows of the runner, num_drafts, V]`, logits that drafts were drawn from; see
+            `hold_logits`.
         vocab_size: V.
         num_drafts: most drafts of a grant.
         found_at: address of `[W] int32`, written: its tokens, from its first wanted row on, or why there is none.
@@ -97,7 +98,7 @@ def reject(
     n = np.int64(
         verify(
             floats(logits_at + 4 * first * vocab_size, num_places, vocab_size),
-            floats(held_at + 4 * s * num_drafts * vocab_size, num_drafts, vocab_size),
+            floats(held_at + 4 * row * num_drafts * vocab_size, num_drafts, vocab_size),
             integers(scope[Column.TOKENS] + 4 * (base + 1), max(num_places - 1, 0)),
             vector(choice_at, NUM_CHOICE_COLUMNS), integers(choice_at, NUM_CHOICE_COLUMNS), found,
             floats(scratch_at + 8 * s * vocab_size, 2, vocab_size),

@@ -124,27 +124,22 @@ def spread(s: Part, logits_at: Any, size: Any, token_map_at: Any, out_at: Any, v
 @instruction(single_rows)
 @inlined
 def hold_logits(
-    scope: InScope, target: InScope, s: Part, logits_at: Any, held_at: Any, vocab_size: Any, num_drafts: Any, index: Any
+    scope: InScope, s: Part, logits_at: Any, held_at: Any, vocab_size: Any, num_drafts: Any, index: Any
 ) -> None:
-    """Copy the logits that a draft of sampled grant `s` was drawn from to the place of its row in the target's scope.
+    """Copy the logits that a draft of sampled grant `s` was drawn from to the place of its row.
 
     Args:
         scope: a row of the table of scopes, each of whose sampled grants has one wanted token.
-        target: the row of the scope that verifies the drafts, which has a sampled grant of the same row.
         s: index of the sampled grant in `scope`.
         logits_at: address of `[S, V]`.
-        held_at: address of `[sampled grants of target, num_drafts, V]`, written.
+        held_at: address of `[rows of the runner, num_drafts, V]`, written.
         vocab_size: V.
         num_drafts: most drafts of a grant.
         index: of the draft in its grant.
     """
-    row = integers(scope[Column.ROWS], 0)[integers(scope[Column.SAMPLED], 0)[s]]
-    rows, sampled = integers(target[Column.ROWS], 0), integers(target[Column.SAMPLED], 0)
-    at = np.int64(0)
-    while rows[sampled[at]] != row:
-        at += 1
+    row = np.int64(integers(scope[Column.ROWS], 0)[integers(scope[Column.SAMPLED], 0)[s]])
     source = vector(logits_at + 4 * s * vocab_size, vocab_size)
-    held = vector(held_at + 4 * (at * num_drafts + index) * vocab_size, vocab_size)
+    held = vector(held_at + 4 * (row * num_drafts + index) * vocab_size, vocab_size)
     for i in range(vocab_size):
         held[i] = source[i]
 
