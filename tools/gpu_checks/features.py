@@ -152,6 +152,7 @@ _RANKS: dict[str, dict[str, Any]] = {
     "ranks": {"tensor_parallel_size": 2},
     "batch-invariant ranks": {"tensor_parallel_size": 2, "batch_invariant": True},
     "stages": {"pipeline_parallel_size": 2},
+    "stages with drafts": {"pipeline_parallel_size": 2, "speculative": "ngram"},
     "ranks with drafts": {"tensor_parallel_size": 2, "speculative": "ngram"},
     "ranks with a host cache": {"tensor_parallel_size": 2, "host_cache_gb": 0.05},
     "ranks by request": {"tensor_parallel_size": 2, "enable_dp_attention": True},

@@ -108,6 +108,66 @@ def test_what_the_last_stage_makes_is_the_same(stand_ins: None) -> None:
     assert not any(map(is_alive, pids))
 
 
+NGRAM: dict[str, Any] = {"speculative": "ngram", "speculative_control": "fixed", "speculative_num_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "num_ranks", "options"),
+    [
+        (2, 1, {}),
+        pytest.param(3, 1, {}, marks=pytest.mark.slow),
+        pytest.param(2, 2, {}, marks=pytest.mark.slow),
+        pytest.param(2, 1, {"overlap": True}, marks=pytest.mark.slow),
+        pytest.param(2, 1, {"speculative_control": "adaptive"}, marks=pytest.mark.slow),
+    ],
+)
+def test_each_stage_finds_the_same_ngrams(
+    num_stages: int, num_ranks: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    stand_ins: None,
+) -> None:  # fmt: skip
+    build(CASES["llama"], tmp_path)
+    ranks_are_threads(monkeypatch)
+    expected = answered(small(tmp_path))
+    ranked: dict[str, Any] = {"pipeline_parallel_size": num_stages, "tensor_parallel_size": num_ranks}
+    assert answered(small(tmp_path, **{**NGRAM, **options}, **ranked)) == expected
+
+
+def test_drafts_of_stages_are_accepted_also_with_grammars(stand_ins: None) -> None:
+    """Beside requests that are sampled; the stages are processes."""
+    bound = SamplingParams(max_tokens=20, temperature=0.0, grammar=Grammar(kind="regex", text="[ab ]{60}"))
+    found: list[Any] = []
+    for options in ({}, {**NGRAM, "pipeline_parallel_size": 2}):
+        with on_cuda(**options) as llm:
+            answers = llm.generate(PROMPTS * 2, [*mixed_sampling(4), *[bound] * 4])
+            found.append([one.tokens for one in answers])
+            counts = llm.counters().speculation
+    assert found[0] == found[1]
+    assert counts is not None
+    assert counts.num_accepted > 0
+
+
+OF_DRAFTS: dict[str, list[Edit]] = {
+    "other drafts in the last stage": [
+        (CUDARunner, "_draft", "drafts.flatten()", "(drafts + int(self._is_last)).flatten()"),
+    ],
+    "only the first token is fed back": [
+        (CUDARunner, "learn", "counts = result.counts", "counts = np.minimum(result.counts, 1)"),
+        (CUDARunner, "learn", "result.tokens))", "result.tokens[np.cumsum(result.counts) - result.counts]))"),
+        (CUDARunner, "learn", "len(result.tokens)", "counts.sum()"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow_ones(OF_DRAFTS, "other drafts in the last stage"))
+def test_stages_with_other_drafts_end_their_group(name: str, monkeypatch: pytest.MonkeyPatch, stand_ins: None) -> None:
+    ranks_are_threads(monkeypatch)
+    seed_fault(OF_DRAFTS[name], monkeypatch)
+    bound = SamplingParams(max_tokens=40, temperature=0.0, grammar=Grammar(kind="regex", text="[ab ]{60}"))
+    message = "rank 1 has (other tokens or drafts than rank 0 in step|received other hidden states)"
+    with on_cuda(**NGRAM, pipeline_parallel_size=2) as llm, pytest.raises(RunnerLostError, match=message):
+        llm.generate(PROMPTS, bound)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_lost_stage_ends_the_group_with_a_typed_error(number: signal.Signals, stand_ins: None) -> None:
     with on_cuda(pipeline_parallel_size=2) as llm:
@@ -147,7 +207,7 @@ FAULTS: dict[str, tuple[list[Edit], str]] = {
         [(CUDARunner, "learn", "if self._relay is None or self._relay.is_last:", "if True:")], _TABLES
     ),
     "tokens are fed back to the position before": (
-        [(CUDARunner, "learn", "+ ends, result.tokens", "+ ends - 1, result.tokens")], _TABLES
+        [(CUDARunner, "learn", "np.repeat(places, counts)", "np.repeat(places - 1, counts)")], _TABLES
     ),
     "states have another sign": (
         [(GlooChannel, "receive", "x.copy_(found)", "x.copy_(-found)")],
@@ -185,8 +245,11 @@ def test_a_graph_that_reads_the_states_of_the_step_before_is_found(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speculative": "ngram"}, "speculative must be off on CUDA with pipeline_parallel_size 2, got 'ngram'"),
-        ({"speculative": "draft"}, "speculative must be off on CUDA with pipeline_parallel_size 2, got 'draft'"),
+        ({"speculative": "auto"}, "speculative must be off or ngram on CUDA with pipeline_parallel_size 2, got 'auto'"),
+        (
+            {"speculative": "draft"},
+            "speculative must be off or ngram on CUDA with pipeline_parallel_size 2, got 'draft'",
+        ),
     ],
 )
 def test_what_stages_on_devices_cannot_do_is_refused(options: dict[str, Any], message: str) -> None:

@@ -444,7 +444,7 @@ def build_cuda_runner(
             page_size=config.page_size,
             dtype=dtype,
             longest=longest,
-            width=0 if drafter is None else 1 + config.speculative_num_tokens,
+            width=0 if drafter is None or config.pipeline_parallel_size > 1 else 1 + config.speculative_num_tokens,
             num_ranks=num_pools,
         ),
         page_bytes=parts.page_bytes,
@@ -610,6 +610,8 @@ class _Parts:
 
 
 def _ranked(config: EngineConfig) -> Ranked:
+    if config.pipeline_parallel_size > 1:  # a row is launched again when its tokens are known
+        return Ranked(witness_every=TABLES_EVERY, num_in_flight=0)
     num_ahead = config.num_continuous_decode_steps - 1
     return Ranked(witness_every=TABLES_EVERY, num_in_flight=max(num_ahead, int(config.resolved().overlap is True)))
 

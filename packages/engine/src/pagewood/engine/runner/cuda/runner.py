@@ -176,6 +176,11 @@ class CUDAStepHandle:
         self.passed = np.zeros(2, np.int64)
         """[2], sums of the bits of what a stage has sent, and of what it has received."""  # written by: wait
 
+    @property
+    def read(self) -> int:
+        """The sum of the tokens that the step has read, if it says `tables`."""
+        return int(np.array(self.tables[2:], np.int32).view(np.int64)[0]) if len(self.tables) else 0
+
     def drafts(self) -> Sequence[Sequence[int]]:
         """Wait for the drafts of the grants that wait for masks, and return them."""
         if self._told is None:
@@ -407,7 +412,8 @@ class CUDARunner:
                 device, windows=attention.windows, result_size=result_size(max_rows, 1 + max_drafts) + WITNESS_WORDS
             )
             if planned is not None:
-                self._capture(planned, graph_sizes, (1 + max_drafts,) if drafter else (), progress)
+                verifies_in_graphs = drafter is not None and relay is None
+                self._capture(planned, graph_sizes, (1 + max_drafts,) if verifies_in_graphs else (), progress)
 
     def _capture(
         self,
@@ -485,9 +491,11 @@ class CUDARunner:
         """
         if self._relay is None or self._relay.is_last:
             return
-        sampled = batch.sampled[result.counts > 0]
-        ends = (batch.starts + batch.counts)[sampled]
-        self._learned.append((batch.rows[sampled] * np.int32(self._tables.tokens_per_row) + ends, result.tokens))
+        self._clean(batch, result)
+        counts = result.counts
+        places = batch.rows[batch.sampled] * np.int32(self._tables.tokens_per_row) + first_yielded(batch)
+        steps = np.arange(len(result.tokens), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._learned.append((np.repeat(places, counts) + steps.astype(np.int32), result.tokens))
 
     def _with_learned(self, batch: Batch) -> Batch:
         """Return a batch that also writes the tokens that were learned; what it says itself of a place holds."""
@@ -546,13 +554,18 @@ class CUDARunner:
             return self._device.download(slot.result[:size], slot.on_host_result[:size]), expected
 
     def _settle(self, launch: int, batch: Batch, result: StepResult) -> None:
-        """Note that the host knows the result of a step, and clear the KV of grants whose logits are not numbers.
+        """Note that the host knows the result of a step."""
+        self._inexact.settle(launch)
+        if self._is_last:
+            self._clean(batch, result)
+
+    def _clean(self, batch: Batch, result: StepResult) -> None:
+        """Clear the KV of grants whose logits are not numbers.
 
         A mask hides a position by a weight of zero, and zero times NaN is NaN. So a page must not keep a NaN. This work
         is queued before the page is given to another request. Steps that verify store finite numbers only, because a
         rejected position may be read by the next step.
         """
-        self._inexact.settle(launch)
         if self._drafter is None or (result.counts.all() and result.vectors is None):
             return
         broken = batch.sampled[result.counts == 0]
@@ -666,11 +679,13 @@ class CUDARunner:
 
         Returns:
             `[4] int64`, sums of the page tables of these rows and of the tokens that the step reads, both 0 but in each
-            step whose number `Ranked.witness_every` divides; and of the bits of what a stage has sent and received.
+            step whose number `Ranked.witness_every` divides, or in all where stages draft; and of the bits of what a
+            stage has sent and received.
         """
         if self._ranked is None:
             return None
-        says_tables = self._num_launched % self._ranked.witness_every == 0
+        has_drafts = self._relay is not None and self._drafter is not None  # each stage makes its own
+        says_tables = has_drafts or self._num_launched % self._ranked.witness_every == 0
         if self._relay is None and not says_tables:
             return None
         where = self._device.torch_device
@@ -717,9 +732,15 @@ class CUDARunner:
             num_bytes=num_mask_bytes(verify), rows_per_byte=verify.mask.rows_per_byte,
         )  # fmt: skip
         arrays = _host_arrays(host, is_decode=False)
+
+        def rows_of() -> Tensor:
+            return step.rows.index_select(0, step.token_grants.index_select(0, step.first_tokens))
+
         if shape is None:
             planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
             states = self._last_states(where.sources, where.positions, planned, _wanted(step))
+            if not self._is_last:
+                return self._drawn_elsewhere(batch, self._witnessed(rows_of, where.sources)), told
             logits, sums = self._logits(states, batch, step)
         else:
             sums = None
@@ -727,9 +748,7 @@ class CUDARunner:
             logits = logits.index_select(0, step.wanted)
             self._features = self._feature_memory[: shape[0] * shape[1]]
         scored = self._report_prompts(batch, step.scored, where.sources, logits)
-        witness = self._witnessed(
-            lambda: step.rows.index_select(0, step.token_grants.index_select(0, step.first_tokens)), where.sources
-        )
+        witness = self._witnessed(rows_of, where.sources)
 
         def draw(allowed: Int32 | None) -> Expected:
             last, rows, drawn = step.wanted, where.positions[:0].long(), None
@@ -1036,6 +1055,11 @@ class CUDARunner:
         if self._features is not None:
             self._feature_memory[: len(self._features)].copy_(self._features)
         return logits
+
+
+def first_yielded(batch: Batch) -> Int32:
+    """Return the position of the first token that each sampled grant yields, `[S]`, of rows whose start is exact."""
+    return (batch.starts + batch.counts)[batch.sampled] - batch.num_promised + 1
 
 
 def _upload(slot: StagingSlot, arrays: StepArrays[Int32]) -> tuple[StepArrays[Tensor], StepArrays[Tensor]]:

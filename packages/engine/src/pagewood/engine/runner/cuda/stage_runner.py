@@ -12,7 +12,7 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.runner.cpu.runner import KnownRows
-from pagewood.engine.runner.cuda.runner import CUDARunner, CUDAStepHandle
+from pagewood.engine.runner.cuda.runner import CUDARunner, CUDAStepHandle, first_yielded
 from pagewood.engine.runner.ranks.staged_runner import StageWatch
 
 
@@ -41,13 +41,14 @@ class StageRunner:
     def note(self, handle: CUDAStepHandle) -> None:
         """Note the end of a step, which may have failed."""
         self._watch.states[:2] = handle.passed
+        self._watch.states[2] = handle.read
         self._watch.note(None, ())
         self._pages = handle.tables[None]
 
     def learn(self, batch: Batch, result: StepResult) -> KnownRows:
         """Take over the tokens of a step that the last stage has drawn; called after its wait."""
         self._runner.learn(batch, result)
-        ends = (batch.starts + batch.counts)[batch.sampled] + result.counts
+        ends = first_yielded(batch) + result.counts
         return KnownRows(tokens=result.tokens, lengths=ends.astype(np.int32), pages=self._pages)
 
     def close(self) -> None:
