@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from group_in_threads import ranks_are_threads
+from node_threads import free_port
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
@@ -105,7 +106,12 @@ def drafts_made(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], list[i
     return made
 
 
-def check_drafts(kind: str, num_stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_hosts(num_nodes: int) -> dict[str, Any]:
+    """Return the options of node 0 of several; nothing for one."""
+    return {"nnodes": num_nodes, "master_addr": f"127.0.0.1:{free_port()}"} if num_nodes > 1 else {}
+
+
+def check_drafts(kind: str, num_stages: int, monkeypatch: pytest.MonkeyPatch, *, num_nodes: int = 1) -> None:
     """Compare the drafts of a head behind the last stage with those of the head in plain torch, also after a hit."""
     ranks_are_threads(monkeypatch)
     made, (model, head) = drafts_made(monkeypatch), folders_of(kind)
@@ -116,7 +122,7 @@ def check_drafts(kind: str, num_stages: int, monkeypatch: pytest.MonkeyPatch) ->
     report = run(
         traffic(arrivals, num_pages=100, page_size=4, chunked_prefill_size=8, pipeline_parallel_size=num_stages),
         model=model, drafter=Drafter(kind="eagle", folder=None if head == model else head), num_tokens=3,
-        num_threads=num_stages,
+        num_threads=num_stages // num_nodes, **on_hosts(num_nodes),
     )  # fmt: skip
     assert report.num_cached_tokens > 20
     assert report.counts.num_drafted > 20
@@ -142,7 +148,22 @@ def test_drafts_are_those_of_the_head(kind: str, num_stages: int, monkeypatch: p
     check_drafts(kind, num_stages, monkeypatch)
 
 
-def serve(rng: random.Random, kind: str, architecture: str, num_stages: int) -> Report:
+@pytest.mark.parametrize(
+    ("kind", "num_stages", "num_nodes"),
+    [
+        ("eagle", 4, 2), ("mtp", 2, 2), ("eagle", 2, 2), ("eagle", 4, 4), ("mtp", 4, 2), ("experts", 2, 2),
+        ("latents", 2, 2),
+    ],
+)  # fmt: skip
+@pytest.mark.slow
+def test_drafts_of_a_head_on_another_host(
+    kind: str, num_stages: int, num_nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden states of layers on one host go to the head on another one, and its drafts to all stages."""
+    check_drafts(kind, num_stages, monkeypatch, num_nodes=num_nodes)
+
+
+def serve(rng: random.Random, kind: str, architecture: str, num_stages: int, *, num_nodes: int = 1) -> Report:
     """Serve random traffic, in part with grammars, int8 KV and a host cache; check it against plain decoding."""
     model, drafter = make(kind, architecture)
     scenario = with_stages(random_traffic(rng, overlap=rng.random() < 0.3), rng)
@@ -156,30 +177,32 @@ def serve(rng: random.Random, kind: str, architecture: str, num_stages: int) -> 
     config = replace(scenario.config, pipeline_parallel_size=num_stages)
     return run(
         replace(scenario, config=config), **options, model=model, drafter=drafter, num_tokens=rng.choice((1, 2, 4, 8)),
-        num_threads=num_stages, make_drafting=random_drafting(rng), control=rng.choice(("fixed", "adaptive")),
+        num_threads=num_stages // num_nodes, make_drafting=random_drafting(rng),
+        control=rng.choice(("fixed", "adaptive")), **on_hosts(num_nodes),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("kind", "architecture", "seeds"),
+    ("kind", "architecture", "seeds", "num_stages", "num_nodes"),
     [
-        ("suffix", "qwen3", range(2)),
-        ("cyclic", "llama", range(3)),
-        pytest.param("suffix", "llama", range(12), marks=pytest.mark.slow),
-        pytest.param("suffix", "gemma3", range(12), marks=pytest.mark.slow),
-        pytest.param("eagle", "qwen2", range(12), marks=pytest.mark.slow),
-        pytest.param("mtp", "mimo", range(12), marks=pytest.mark.slow),
-        pytest.param("mtp", "glm4-moe", range(12), marks=pytest.mark.slow),
-        pytest.param("cyclic", "llama", range(3, 40), marks=pytest.mark.slow),
+        (*given, 2, 1) for given in (("suffix", "qwen3", range(2)), ("cyclic", "llama", range(3)))
+    ] + [
+        pytest.param(*given, marks=pytest.mark.slow) for given in (
+            ("suffix", "llama", range(12), 2, 1), ("suffix", "gemma3", range(12), 2, 1),
+            ("eagle", "qwen2", range(12), 2, 1), ("mtp", "mimo", range(12), 2, 1), ("mtp", "glm4-moe", range(12), 2, 1),
+            ("cyclic", "llama", range(3, 40), 2, 1),
+            ("suffix", "llama", range(12), 2, 2), ("eagle", "qwen2", range(12), 2, 2),
+            ("mtp", "mimo", range(12), 2, 2), ("cyclic", "llama", range(40, 50), 2, 2),
+        )
     ],
-)
+)  # fmt: skip
 def test_answers_are_those_of_plain_decoding(
-    kind: str, architecture: str, seeds: range, monkeypatch: pytest.MonkeyPatch
+    kind: str, architecture: str, seeds: range, num_stages: int, num_nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy and sampled, in chunks, after hits, preemption and aborts; of "cyclic" it is known which drafts are right,
     and exactly these must be accepted."""
     ranks_are_threads(monkeypatch)
-    reports = [serve(random.Random(seed), kind, architecture, 2) for seed in seeds]
+    reports = [serve(random.Random(seed), kind, architecture, num_stages, num_nodes=num_nodes) for seed in seeds]
     assert sum(report.num_preempted for report in reports) > 0
     assert sum(report.num_cached_tokens for report in reports) > 50
     assert sum(report.counts.num_accepted for report in reports) > 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,24 +57,38 @@ def test_stages_of_ranks_with_whole_experts(name: str, tmp_path: Path, monkeypat
     assert answered(tmp_path, 2, num_ranks=2, expert_parallel=True) == answered(tmp_path, 1)
 
 
+DEEP = replace(DIVIDED["qwen3"], extra={**DIVIDED["qwen3"].extra, "num_hidden_layers": 5, "layer_types": None})
+"""A model of five layers."""
+
+
 @pytest.mark.parametrize(
-    ("num_stages", "num_ranks", "seeds"),
+    ("num_stages", "num_ranks", "seeds", "options"),
     [
-        (2, 1, range(1)),
-        pytest.param(2, 1, range(1, 6), marks=pytest.mark.slow),
-        pytest.param(3, 1, range(5), marks=pytest.mark.slow),
-        pytest.param(2, 2, range(5), marks=pytest.mark.slow),
+        (2, 1, range(1), {}),
+        *(
+            pytest.param(num_stages, num_ranks, seeds, options, marks=pytest.mark.slow)
+            for num_stages, num_ranks, seeds, options in [
+                (2, 1, range(1, 6), {}), (3, 1, range(5), {}), (2, 2, range(5), {}), (4, 1, range(5), {}),
+                (4, 1, range(5, 10), {"overlap": True}), (2, 2, range(5, 10), {"overlap": True}),
+                (4, 1, range(10, 13), {"speculative": "suffix", "speculative_control": "fixed"}),
+                (2, 2, range(10, 13), {"speculative": "suffix", "speculative_control": "fixed"}),
+                (4, 1, range(13, 16), {"host_cache_gb": 0.0002}), (2, 2, range(13, 16), {"host_cache_gb": 0.0002}),
+            ]
+        ),
     ],
-)
+)  # fmt: skip
+@pytest.mark.parametrize("are_processes", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_random_traffic_with_chunks_preemption_and_aborts(
-    num_stages: int, num_ranks: int, seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build(DIVIDED["qwen3"], tmp_path)
-    ranks_are_threads(monkeypatch)
+    num_stages: int, num_ranks: int, seeds: range, options: dict[str, Any], are_processes: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    build(DEEP if num_stages > 3 else DIVIDED["qwen3"], tmp_path)
+    if not are_processes:
+        ranks_are_threads(monkeypatch)
     small = EngineConfig(
         model=str(tmp_path), num_threads=num_stages * num_ranks, pipeline_parallel_size=num_stages,
         tensor_parallel_size=num_ranks, max_running=6, chunked_prefill_size=8, page_size=4, max_total_tokens=160,
-        max_length=80, schedule_conservativeness=0.05,
+        max_length=80, schedule_conservativeness=0.05, **options,
     )  # fmt: skip
     whole = EngineConfig(model=str(tmp_path), num_threads=1, max_running=6, page_size=4, max_total_tokens=2048)
     assert sum(check_alike(whole, small, seed) for seed in seeds) > 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from node_threads import following
 from pagewood.engine.api import (
     Abort,
     Delta,
@@ -226,7 +227,7 @@ def run(
         num_tokens: most drafts of a request in a step.
         control: `speculative_control`, if `make_drafting` is None.
         make_drafting: makes another policy of draft lengths.
-        num_threads: of the runner.
+        num_threads: of the runner, on each host; other hosts are threads of this process.
         options: other fields of the configuration.
 
     Raises:
@@ -263,11 +264,13 @@ def run(
         patch.setattr(build_cpu, "grammar_compiler", echo_compiler)
         if drafter is not None and drafter.num_right is not None:
             patch.setattr(speculation, "_REPORTED_S", 0.0)  # so that each step is checked before the next
-        engine = build_engine(config, inbox=inbox, outbox=outbox)
-        try:
-            answers = _serve(engine, scenario, inbox, outbox)
-        finally:
-            engine.close()
+        with following(config) if config.nnodes > 1 else nullcontext() as errors:
+            engine = build_engine(config, inbox=inbox, outbox=outbox)
+            try:
+                answers = _serve(engine, scenario, inbox, outbox)
+            finally:
+                engine.close()
+        assert not errors
     if engine._speculation is not None:
         engine._speculation.report()
     _check_ends(scenario, answers, model=model, int8=config.kv_cache_dtype == "int8")
