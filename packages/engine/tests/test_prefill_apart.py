@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -457,10 +458,16 @@ def test_wrong_configurations_are_errors(options: dict[str, Any], message: str) 
         ("shm:a/b", "name must match"),
         ("redis://:secret@h", "a redis URL must have no password"),
         ("redis://h?x=1", "a redis URL may have each of"),
+        ("mooncake://h?devices=x", "devices of a mooncake URL must come with protocol=rdma"),
+        ("mooncake://h", r"needs a package: pip install 'pagewood-kvpool\[mooncake\]'"),
+        ("nixl+redis://h/x", "a redis URL must be redis://HOST:PORT/DATABASE"),
+        ("nixl+redis://h", r"needs a package: pip install 'pagewood-kvpool\[nixl\]'"),
         ("http://h", "remote_cache must be a folder, shm:NAME, redis://HOST:PORT"),
     ],
 )
-def test_wrong_places_are_errors_at_once(place: str, message: str) -> None:
+def test_wrong_places_are_errors_at_once(place: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mooncake", "nixl_cu12"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     size = {} if place.startswith("redis") else {"remote_cache_gb": 0.05}
     with pytest.raises(ValueError, match=message) as caught:
         Side(host_cache_gb=0.02, remote_cache=place, **size)

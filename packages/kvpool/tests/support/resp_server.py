@@ -106,13 +106,14 @@ def redis_binary() -> str | None:
 
 
 @contextmanager
-def redis_process(*options: str) -> Generator[tuple[int, subprocess.Popen[bytes]]]:
+def redis_process(*options: str, port: int | None = None) -> Generator[tuple[int, subprocess.Popen[bytes]]]:
     """Run a real server on this machine's loopback, without files; yield its port and its process."""
     binary = redis_binary()
     assert binary is not None
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    if port is None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = int(free.getsockname()[1])
     limits = ("--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", "/", "--loglevel", "warning")
     with subprocess.Popen(
         [binary, "--port", str(port), *limits, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -911,9 +911,10 @@ class EngineConfig:
     """Where engines share KV: a folder that all of them can write; `shm:NAME`, memory that the engines of one user on
     this machine share; `redis://HOST:PORT/DATABASE` of a server of the Redis protocol, with `?user=`, `password_file=`
     and `timeout_s=` as in `pagewood.kvpool.tiers.RedisPlace`; `mooncake://HOST:PORT` of a `mooncake_master`, with
-    `?host=`, `protocol=`, `devices=` and `metadata=` as in `pagewood.kvpool.integrations.mooncake`; or `lmcache+URL`
-    for what LMCache reaches at a URL (`lmcache+lm://HOST:PORT` is its server). None: no KV is shared. It needs a host
-    cache."""
+    `?host=`, `protocol=`, `devices=`, `metadata=` and `timeout_s=` as in `MooncakePlace` of
+    `pagewood.kvpool.integrations.mooncake`; `nixl+redis://HOST:PORT` for pages in the memory of each engine, which the
+    others read over NIXL and find in a server of the Redis protocol; or `lmcache+URL` for what LMCache reaches at a URL
+    (`lmcache+lm://HOST:PORT` is its server). None: no KV is shared. It needs a host cache."""
     remote_cache_gb: float | None = None
     """Largest total size of the files or of the shared memory, or the memory that this engine gives to the others, in
     units of 1e9 bytes; None for `redis://` and `lmcache+URL`, where the service decides."""

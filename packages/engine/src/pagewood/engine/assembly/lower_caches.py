@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assemble import radix_cache
@@ -28,6 +27,9 @@ from pagewood.engine.runner.ranks.ranked_pages import (
     places_of_images,
 )
 from pagewood.kvpool import LayerGroups
+from pagewood.kvpool.integrations.lmcache import LMCacheStore
+from pagewood.kvpool.integrations.mooncake import MooncakePlace, MooncakeStore
+from pagewood.kvpool.integrations.nixl import NixlStore
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers import (
     DiskTier,
@@ -244,12 +246,12 @@ def _elsewhere(
 def shared_store(place: str, *, num_bytes: int, page_bytes: int) -> Callable[[bytes], PageStore]:
     """Return a function that opens the store that `EngineConfig.remote_cache` names, for a fingerprint.
 
-    A server of the Redis protocol need not answer then: as long as it does not, it has no pages. The function raises
-    ValueError if another place cannot be used, or needs a package that is not installed.
+    A server of the Redis protocol or a master of mooncake need not answer then: as long as it does not, it has no
+    pages. The function raises ValueError if another place cannot be used, or needs a package that is not installed.
 
     Args:
-        place: a folder, `shm:NAME`, `redis://HOST:PORT/DATABASE?option=value`, `mooncake://HOST:PORT?option=value`, or
-            `lmcache+URL`.
+        place: a folder, `shm:NAME`, `redis://HOST:PORT/DATABASE?option=value`, `mooncake://HOST:PORT?option=value`,
+            `nixl+redis://HOST:PORT/DATABASE?option=value`, or `lmcache+URL`.
         num_bytes: size of the files, or of the memory that this process gives; Redis and LMCache set their own size.
         page_bytes: size of a page image, in bytes.
 
@@ -259,43 +261,45 @@ def shared_store(place: str, *, num_bytes: int, page_bytes: int) -> Callable[[by
     if place.startswith("shm:"):
         name = place.removeprefix("shm:")
         return lambda identity: shared_memory(name, page_bytes=page_bytes, num_bytes=num_bytes, fingerprint=identity)
-    scheme, found, rest = place.partition("://")
+    scheme, found, _ = place.partition("://")
     if not found:
         return lambda identity: SharedFolder(place, page_bytes=page_bytes, num_bytes=num_bytes, fingerprint=identity)
     if scheme == "redis":
         where = RedisPlace.parse(place)
         return lambda identity: RedisStore(where, page_bytes=page_bytes, fingerprint=identity)
-    is_lmcache = scheme.startswith("lmcache+")
-    options = {} if is_lmcache else dict(parse_qsl(urlsplit(f"//{rest}").query))
-    unknown = options.keys() - {"host", "protocol", "devices", "metadata"}
-    if unknown or not (is_lmcache or scheme == "mooncake"):
-        raise ValueError(
-            "remote_cache must be a folder, shm:NAME, redis://HOST:PORT, lmcache+URL, or mooncake://HOST:PORT with "
-            f"host, protocol, devices or metadata, got {place!r}"
-        )
+    if scheme == "mooncake":
+        cluster = MooncakePlace.parse(place)
+        return _client(place, "'pagewood-kvpool[mooncake]'", lambda identity: MooncakeStore(
+            cluster, page_bytes=page_bytes, num_bytes=num_bytes, fingerprint=identity
+        ))  # fmt: skip
+    if scheme == "nixl+redis":
+        directory = RedisPlace.parse(place.removeprefix("nixl+"))
+        return _client(place, "'pagewood-kvpool[nixl]'", lambda identity: NixlStore(
+            directory, page_bytes=page_bytes, num_bytes=num_bytes, fingerprint=identity
+        ))  # fmt: skip
+    if scheme.startswith("lmcache+"):
+        url = place.removeprefix("lmcache+")
+        return _client(place, "lmcache", lambda identity: LMCacheStore(
+            url, page_bytes=page_bytes, fingerprint=identity
+        ))  # fmt: skip
+    raise ValueError(
+        "remote_cache must be a folder, shm:NAME, redis://HOST:PORT, mooncake://HOST:PORT, nixl+redis://HOST:PORT or "
+        f"lmcache+URL, got {place!r}"
+    )
 
-    def open_client(identity: bytes) -> PageStore:
+
+def _client(place: str, package: str, make: Callable[[bytes], PageStore]) -> Callable[[bytes], PageStore]:
+    """Return `make` with errors that say what is missing."""
+
+    def made(identity: bytes) -> PageStore:
         try:
-            if is_lmcache:
-                from pagewood.kvpool.integrations.lmcache import LMCacheStore
-
-                return LMCacheStore(place.removeprefix("lmcache+"), page_bytes=page_bytes, fingerprint=identity)
-            from pagewood.kvpool.integrations.mooncake import MooncakeStore
-
-            return MooncakeStore.connect(
-                urlsplit(f"//{rest}").netloc,
-                page_bytes=page_bytes,
-                fingerprint=identity,
-                num_bytes=num_bytes,
-                **options,
-            )
+            return make(identity)
         except ImportError as error:
-            package = "lmcache" if is_lmcache else "mooncake-transfer-engine"
             raise ValueError(f"remote_cache {place!r} needs a package: pip install {package} ({error})") from error
         except OSError as error:
             raise ValueError(f"remote_cache {place!r} cannot be used: {error}") from error
 
-    return open_client
+    return made
 
 
 def tiered_cache(

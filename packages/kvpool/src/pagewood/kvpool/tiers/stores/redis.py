@@ -1,6 +1,5 @@
 """A remote tier on a server of the Redis protocol, such as Redis or Valkey."""
 
-import math
 import re
 import time
 from collections.abc import Generator, Sequence
@@ -9,7 +8,6 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from queue import Empty, LifoQueue
-from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 
@@ -17,6 +15,7 @@ from pagewood.kvpool.arrays import check_at_least_one
 from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.pages.keys import require_keys
 from pagewood.kvpool.tiers.stores.checksum import CHECKSUM_BYTES, FORM, checksum
+from pagewood.kvpool.tiers.stores.place_url import PlaceUrl
 from pagewood.kvpool.tiers.stores.resp import RespConnection
 
 _BATCH_BYTES = 8 * 1024 * 1024
@@ -25,7 +24,7 @@ _BATCH_KEYS = 512
 _MAX_VALUE_BYTES = 512 * 1024 * 1024
 """Longest value of Redis."""
 _NUMBER = re.compile(rb"-?[0-9]{1,18}")
-_OPTIONS = frozenset(("user", "password_file", "timeout_s"))
+_FORM = "redis://HOST:PORT/DATABASE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,27 +49,12 @@ class RedisPlace:
         Raises:
             ValueError: A part is wrong, unknown, or missing, or the file cannot be read. It does not repeat a password.
         """
-        try:
-            parts = urlsplit(url)
-            host, port, pairs = parts.hostname, parts.port, parse_qsl(parts.query, strict_parsing=bool(parts.query))
-        except ValueError as error:
-            raise ValueError(f"a redis URL must be redis://HOST:PORT/DATABASE: {error}") from None
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("a redis URL must have no password, but ?user=NAME&password_file=FILE")
-        database, options = parts.path.removeprefix("/") or "0", dict(pairs)
-        if parts.scheme != "redis" or not host or parts.fragment or not (database.isascii() and database.isdigit()):
-            raise ValueError(f"a redis URL must be redis://HOST:PORT/DATABASE, got {url!r}")
-        unknown = sorted(options.keys() - _OPTIONS)
-        if unknown or len(options) < len(pairs):
-            raise ValueError(f"a redis URL may have each of {', '.join(sorted(_OPTIONS))} once, got {url!r}")
+        parts = PlaceUrl.parse(url, form=_FORM, options=("user", "password_file"))
+        database, options = parts.path or "0", parts.options
+        if not (database.isascii() and database.isdigit()):
+            raise ValueError(f"a redis URL must be {_FORM}, got {url!r}")
         if "user" in options and "password_file" not in options:
             raise ValueError(f"user of a redis URL must come with password_file, got {url!r}")
-        try:
-            timeout_s = float(options.get("timeout_s", 2.0))
-        except ValueError:
-            timeout_s = math.nan
-        if not 0 < timeout_s < math.inf:
-            raise ValueError(f"timeout_s of a redis URL must be > 0 and finite, got {options['timeout_s']!r}")
         password = None
         if "password_file" in options:
             try:
@@ -80,12 +64,12 @@ class RedisPlace:
                     f"password_file of a redis URL must be a text file that can be read: {error}"
                 ) from None
         return cls(
-            host=host,
-            port=6379 if port is None else port,
+            host=parts.host,
+            port=6379 if parts.port is None else parts.port,
             database=int(database),
             user=options.get("user"),
             password=password,
-            timeout_s=timeout_s,
+            timeout_s=parts.timeout_s,
         )
 
     def __str__(self) -> str:
@@ -188,6 +172,18 @@ class RedisStore:
                 connection.send([(b"EXISTS", self._prefix + key) for key in some], until_s=until_s)
                 found += [_number("EXISTS", b":", connection.line(until_s=until_s)) == 1 for _ in some]
         return found
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Forget pages, if they are stored.
+
+        Raises:
+            OSError: The server did not answer, or refused.
+        """
+        for start in range(0, len(keys), _BATCH_KEYS):
+            some = keys[start : start + _BATCH_KEYS]
+            with self._connection() as (connection, until_s):
+                connection.send([(b"DEL", *(self._prefix + key for key in some))], until_s=until_s)
+                _number("DEL", b":", connection.line(until_s=until_s))
 
     def close(self) -> None:
         """Disconnect."""

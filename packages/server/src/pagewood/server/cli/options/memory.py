@@ -113,7 +113,8 @@ def _add_tiers(tiers: Group) -> None:
         metavar="PLACE",
         help="where servers share KV; needs --host-cache-gb (default: none)",
         more="A folder that all can write, shm:NAME (memory that the servers of one user on this machine share), "
-        "redis://HOST:PORT of a Redis or Valkey server, mooncake://HOST:PORT of a mooncake_master, or lmcache+URL, "
+        "redis://HOST:PORT of a Redis or Valkey server, mooncake://HOST:PORT of a mooncake_master, "
+        "nixl+redis://HOST:PORT (pages in each server's memory, which the others read over NIXL), or lmcache+URL, "
         "such as lmcache+lm://HOST:PORT. A Redis server with a password gets ?user=NAME&password_file=FILE.",
     )
     tiers.add(
