@@ -5,21 +5,37 @@
 `pytest packages/kvpool/benchmarks/bench_tiers.py --benchmark-enable --benchmark-json=FILE`; the figures are `GB_per_s`,
 `plain_GB_per_s` and `of_plain` of extra_info. Plain copies and tiers take turns in every round, because the speed of a
 shared disk changes from minute to minute.
+
+Servers are started where their packages are installed; without them these cases are skipped. Only these:
+
+    pytest packages/kvpool/benchmarks/bench_tiers.py --benchmark-enable --benchmark-json=FILE -k "shared_store"
 """
 
 import itertools
 import os
+import shutil
+import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from pagewood.kvpool.tiers import ArrayPages, DiskTier, HostTier, SharedFolder
+from pagewood.kvpool.integrations.mooncake import MooncakePlace, MooncakeStore
+from pagewood.kvpool.integrations.nixl import NixlStore
+from pagewood.kvpool.tiers import ArrayPages, DiskTier, HostTier, PageStore, RedisStore, SharedFolder, shared_memory
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from mooncake_cluster import master_process
+from peer_process import peer_process
+from resp_server import place, redis_binary, redis_process
 
 BATCH = 64
 POOL = 1024
@@ -160,3 +176,76 @@ def test_write_of_new_files(benchmark: BenchmarkFixture, tmp_path: Path, num_lay
                 path.unlink()
 
     beside(benchmark, write, plain, host.memory.nbytes, delete)
+
+
+@contextmanager
+def shared_store(kind: str, page_bytes: int, *, is_read: bool) -> Iterator[PageStore]:
+    """Open a store whose pages are in another process; to read, those with the numbers from 0 on are there."""
+    num_bytes = 2 * (ROUNDS + 5) * BATCH * page_bytes  # of all rounds, so that nothing is left out
+    with ExitStack() as opened:
+        if kind == "shared memory":
+            name = f"bench-{os.getpid()}"
+            opened.callback(shutil.rmtree, f"/dev/shm/pagewood-{os.geteuid()}-{name}", ignore_errors=True)
+            store = shared_memory(name, page_bytes=page_bytes, num_bytes=4 * BATCH * page_bytes)
+        elif kind == "mooncake":
+            pytest.importorskip("mooncake.store", exc_type=ImportError)
+            port, _ = opened.enter_context(master_process())
+            url = f"mooncake://127.0.0.1:{port}?timeout_s=60"
+            options = f"page_bytes={page_bytes}, num_bytes={num_bytes}"
+            peer = f"MooncakeStore(MooncakePlace.parse({url!r}), {options})"
+            opened.enter_context(peer_process(peer, num_pages=BATCH * is_read, page_bytes=page_bytes))
+            store = MooncakeStore(MooncakePlace.parse(url), page_bytes=page_bytes, num_bytes=0)
+        elif redis_binary() is None:
+            pytest.skip("redis-server is not installed")
+        elif kind == "redis":
+            port, _ = opened.enter_context(redis_process())
+            store = RedisStore(place(port, timeout_s=60), page_bytes=page_bytes)
+        else:
+            pytest.importorskip("nixl_cu12._api", exc_type=ImportError)
+            port, _ = opened.enter_context(redis_process())
+            where = place(port, timeout_s=60)
+            peer = f"NixlStore({where!r}, page_bytes={page_bytes}, num_bytes={BATCH * page_bytes})"
+            opened.enter_context(peer_process(peer, num_pages=BATCH * is_read, page_bytes=page_bytes))
+            store = NixlStore(where, page_bytes=page_bytes, num_bytes=4 * BATCH * page_bytes)
+        opened.callback(store.close)
+        yield store
+
+
+@pytest.mark.parametrize(("num_layers", "layer_bytes"), SHAPES)
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "write"])
+@pytest.mark.parametrize("kind", ["shared memory", "redis", "mooncake", "nixl"])
+def test_shared_store(benchmark: BenchmarkFixture, kind: str, is_read: bool, num_layers: int, layer_bytes: int):
+    """Compared with all bytes through a socket of the loopback. Written pages of nixl stay in this process."""
+    host, salts = images(num_layers * layer_bytes), itertools.count(1)
+    keys, rows = [index.to_bytes(32, "big") for index in range(BATCH)], list(host.memory)
+    with (
+        shared_store(kind, host.page_bytes, is_read=is_read) as store,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        given = host.memory.copy()
+        sender = socket.create_connection(server.getsockname())
+        receiver, _ = server.accept()
+        if is_read:
+            store.put(keys, rows)  # where no peer has
+
+        def copy() -> None:
+            if is_read:
+                assert all(store.get(keys, rows))
+                return
+            salt = next(salts).to_bytes(24, "big")
+            store.put([index.to_bytes(8, "big") + salt for index in range(BATCH)], rows)
+
+        def plain() -> None:
+            thread = Thread(target=sender.sendall, args=(given.data,))
+            thread.start()
+            received, memory = 0, host.memory.data.cast("B")
+            while received < len(memory):
+                received += receiver.recv_into(memory[received:])
+            thread.join()
+
+        beside(benchmark, copy, plain, host.memory.nbytes)
+        if not is_read:
+            salt = (next(salts) - 1).to_bytes(24, "big")
+            assert all(store.exists([index.to_bytes(8, "big") + salt for index in range(BATCH)]))
+        sender.close()
+        receiver.close()
