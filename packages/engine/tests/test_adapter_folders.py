@@ -36,6 +36,7 @@ MODEL = ModelModules(
     },
     num_heads=2,
     numbers=lambda name: np.ones((8 if "q_proj" in name else 4, 8), np.float32),
+    biases=lambda name: np.zeros(8 if "q_proj" in name else 4, np.float32),
 )
 
 

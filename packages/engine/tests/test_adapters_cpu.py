@@ -16,8 +16,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from adapter_folders import linear_names, write_adapter
-from families.case import Case, build
+from adapter_folders import changeable_names, linear_names, write_adapter
+from adapter_kinds import COMPARED, KINDS, LAYOUTS, TOKENS
+from families.case import build
 from families.registry import CASES
 from pagewood.engine.adapters.peft_folder import read_adapter
 from pagewood.engine.model_folder.adapter_modules import model_modules
@@ -33,26 +34,6 @@ from row_driver import DrivenSequence, RowDriver
 from seeded_faults import seed_fault
 
 Float32 = NDArray[np.float32]
-TOKENS = np.random.default_rng(3).integers(0, 97, 45).tolist()
-LAYOUTS = ("llama-biases", "gpt2", "gpt-neox", "phi3-window", "starcoder2", "gemma3", "granite4")
-"""Cases whose names or arrangements of modules differ; all others are slow."""
-KINDS: dict[str, dict[str, Any]] = {
-    "plain": {"r": 4, "lora_alpha": 6},
-    "rslora": {"r": 4, "lora_alpha": 6, "use_rslora": True},
-    "patterns": {
-        "r": 4, "lora_alpha": 6, "rank_pattern": {"q_proj": 2, r".*layers\.[12]\..*up_proj": 7},
-        "alpha_pattern": {"v_proj": 3, "model.layers.0.mlp.down_proj": 11},
-    },
-    "biases": {"r": 4, "lora_alpha": 6, "bias": "lora_only"},
-    "a bias of B": {"r": 4, "lora_alpha": 6, "lora_bias": True},
-    "dora": {"r": 4, "lora_alpha": 6, "use_dora": True},
-    "dora with biases": {"r": 4, "lora_alpha": 6, "use_dora": True, "bias": "lora_only"},
-    "some modules": {"r": 40, "lora_alpha": 80, "target_modules": ["q_proj", "v_proj"]},
-    "activated": {"r": 4, "lora_alpha": 6, "alora_invocation_tokens": TOKENS[20:23]},
-    "both ends": {"r": 4, "target_modules": ["embed_tokens", "lm_head", "q_proj"]},
-    "tokens": {"r": 4, "target_modules": ["q_proj"], "trainable_token_indices": [TOKENS[3], 5, TOKENS[9]]},
-    "by an expression": {"r": 4, "target_modules": r".*\.1\..*(k_proj|down_proj)"},
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +47,7 @@ class Bench:
 
     def load(self, *folders: Path) -> None:
         """Make the adapters of folders known by their places, from 0 on."""
-        modules = model_modules(self.folder, self.adapters.projections)
+        modules = model_modules(self.folder)
         for number, folder in enumerate(folders):
             packed = self.adapters.pack(read_adapter(folder, modules, max_rank=self.adapters.max_rank))
             _HELD.append(packed)
@@ -105,13 +86,6 @@ def logits_of(reference: Any) -> Float32:
     return reference(torch.tensor(TOKENS)[None]).logits[0].numpy()
 
 
-def can_be_compared(case: Case) -> bool:
-    return not case.by_token and not case.is_long
-
-
-COMPARED = [name for name, case in CASES.items() if can_be_compared(case)]
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(one, marks=() if one in LAYOUTS else pytest.mark.slow) for one in COMPARED]
 )
@@ -119,15 +93,8 @@ def test_every_family_computes_what_peft_does(name: str, tmp_path: Path) -> None
     """Two rows with the adapter, one without between them; modules are all that can be changed."""
     reference = build(CASES[name], tmp_path)
     own = bench(tmp_path)
-    modules = model_modules(tmp_path, own.adapters.projections)
-    linear = [
-        one for one, module in reference.named_modules()
-        if type(module).__name__ in ("Linear", "Conv1D") or module is reference.get_input_embeddings()
-    ]  # fmt: skip
-    # PEFT renames feed-forwards of families with experts, also in a model without.
-    has_experts = "deepseek3" in name or any(".experts" in one for one, _ in reference.named_parameters())
-    known = [one for one in linear if modules.places(one) and not (has_experts and "self_attn" not in one)]
-    assert known
+    modules = model_modules(tmp_path)
+    known = changeable_names(name, reference, modules)
     changed = write_adapter(copy.deepcopy(reference), tmp_path / "a", r=4, lora_alpha=6, target_modules=known)
     own.load(tmp_path / "a")
     sequences = [own.add(TOKENS, slot, number) for slot, number in ((1, 0), (-1, -1), (1, 0))]

@@ -8,18 +8,13 @@ Greedy tokens are compared with those of PEFT's model, and with those of the eng
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from adapter_folders import linear_names, write_adapter
-from families.case import build
-from families.registry import CASES
+from adapter_bench import NAMES, PROMPTS, START, Bench, greedy_tokens, write_models
 from pagewood.engine.api import (
     EngineConfig,
     FinishReason,
@@ -27,29 +22,14 @@ from pagewood.engine.api import (
     LoadAdapter,
     PoolingParams,
     SamplingParams,
-    Submit,
     UnloadAdapter,
 )
-from pagewood.engine.build import build_engine
-from pagewood.engine.core.loop import Engine
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
-
-NUM_TOKENS = 12
-PROMPTS = [np.random.default_rng(seed).integers(0, 97, 20 + 7 * seed).tolist() for seed in range(3)]
-INVOCATION, START = PROMPTS[2][21:23], 21
-NAMES = (None, "a", "b", "c")
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str | None, Any]]:
-    """A folder with a model, and adapters in the folders a, b and c, which has an activation; and PEFT's models."""
     folder = tmp_path_factory.mktemp("model")
-    found: dict[str | None, Any] = {None: build(CASES["qwen3"], folder)}
-    for seed, name in enumerate("abc"):
-        activation = {"alora_invocation_tokens": INVOCATION} if name == "c" else {}
-        fields = {"r": 4 + seed, "target_modules": linear_names(found[None]), **activation}
-        found[name] = write_adapter(copy.deepcopy(found[None]), folder / name, seed=seed, **fields)
-    return folder, found
+    return folder, write_models(folder)
 
 
 @pytest.fixture(scope="module")
@@ -59,46 +39,7 @@ def folder(models: tuple[Path, Mapping[str | None, Any]]) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(models: tuple[Path, Mapping[str | None, Any]]) -> Mapping[tuple[str | None, int], list[int]]:
-    """PEFT's greedy tokens, by the adapter and the prompt."""
-    found: dict[tuple[str | None, int], list[int]] = {}
-    for name, model in models[1].items():
-        for number, prompt in enumerate(PROMPTS):
-            tokens = list(prompt)
-            with torch.inference_mode():
-                for _ in range(NUM_TOKENS):
-                    tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
-            found[name, number] = tokens[len(prompt) :]
-    return found
-
-
-class Bench:
-    """An engine of one thread, stepped by the test."""
-
-    def __init__(self, folder: Path, *, adapters: Sequence[str] = "abc", **fields: Any) -> None:
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
-        fields = {"max_adapters": 2, "num_threads": 1, "max_total_tokens": 2048, "max_length": 256, **fields}
-        config = EngineConfig(
-            model=str(folder), adapters=tuple((name, str(folder / name)) for name in adapters), **fields
-        )
-        self.engine: Engine = build_engine(config, inbox=self.inbox, outbox=self.outbox)
-        self.outputs: dict[str, list[int]] = {}
-        self.ends: dict[str, Any] = {}
-
-    def ask(self, request_id: str, prompt: Sequence[int], adapter: str | None, **options: Any) -> None:
-        """Submit a greedy request."""
-        options = {"sampling": SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True), **options}
-        tokens = np.array(prompt, "<i4").tobytes()
-        self.inbox.put(Submit(request_id=request_id, tokens=tokens, adapter=adapter, **options))
-
-    def run(self, *request_ids: str) -> None:
-        """Compute until all these have ended."""
-        pending = None
-        while not all(name in self.ends for name in request_ids) or pending is not None:
-            pending = self.engine.advance(pending)
-            for delta in self.outbox.take():
-                self.outputs.setdefault(delta.request_id, []).extend(delta.tokens)
-                if delta.finish is not None:
-                    self.ends[delta.request_id] = delta
+    return greedy_tokens(models[1])
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -153,7 +94,7 @@ def test_loading_while_requests_run(folder: Path, expected: Mapping[tuple[str | 
     bench = Bench(folder, adapters="a")
     bench.ask("first", PROMPTS[0], "a")
     for _ in range(3):
-        bench.engine.step()
+        bench.step()
     bench.inbox.put(LoadAdapter(request_id="load", name="a", folder=str(folder / "b"), replaces=True))
     bench.run("first", "load")
     assert bench.ends["load"].finish is FinishReason.STOP
@@ -210,8 +151,6 @@ def test_vectors_and_log_probabilities_depend_on_the_adapter(folder: Path) -> No
     [
         ({"device": "cuda"}, "max_adapters must be 0 with device cuda"),
         ({"model_impl": "transformers"}, "max_adapters must be 0 with model_impl transformers"),
-        ({"tensor_parallel_size": 2}, "max_adapters must be 0 with tensor_parallel_size 2"),
-        ({"pipeline_parallel_size": 2}, "max_adapters must be 0 with pipeline_parallel_size 2"),
         ({"decision_log": "x"}, "max_adapters must be 0 with decision_log"),
         ({"max_adapters": 0, "adapters": (("a", "x"),)}, "max_adapters must be >= 1 with adapters"),
         ({"adapters": (("a", "x"), ("a", "y"))}, "names of their own"),

@@ -41,9 +41,7 @@ def logits_of(folder: Path) -> torch.Tensor:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_merged_model_computes_what_peft_does(name: str, tmp_path: Path) -> None:
     reference = build(CASES[name], tmp_path / "model")
-    ops = TorchOps()
-    load_model(tmp_path / "model", ops)
-    modules = model_modules(tmp_path / "model", ops.projections)
+    modules = model_modules(tmp_path / "model")
     ends = {one for one, module in modules.modules.items() if module.takes_tokens or module.table}
     named = [one for one, module in reference.named_modules() if hasattr(module, "weight")]
     known = [one for one in named if (places := modules.places(one)) and not ends & places.keys()]

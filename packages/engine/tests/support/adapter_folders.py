@@ -12,6 +12,8 @@ from typing import Any
 import peft
 import torch
 
+from pagewood.engine.adapters.modules import ModelModules
+
 
 def write_adapter(reference: Any, folder: Path, *, seed: int = 0, **fields: Any) -> Any:
     """Save an adapter of `reference`, which is changed in place, and return the model with it.
@@ -42,3 +44,16 @@ def linear_names(reference: Any) -> list[str]:
         if type(module).__name__ in ("Linear", "Conv1D") and any(part.isdigit() for part in name.split("."))
     }
     return sorted(found)
+
+
+def changeable_names(case: str, reference: Any, modules: ModelModules) -> list[str]:
+    """Return the names of all modules of a model that an adapter may change and PEFT can."""
+    linear = [
+        one for one, module in reference.named_modules()
+        if type(module).__name__ in ("Linear", "Conv1D") or module is reference.get_input_embeddings()
+    ]  # fmt: skip
+    # PEFT renames feed-forwards of families with experts, also in a model without.
+    has_experts = "deepseek3" in case or any(".experts" in one for one, _ in reference.named_parameters())
+    known = [one for one in linear if modules.places(one) and not (has_experts and "self_attn" not in one)]
+    assert known
+    return known

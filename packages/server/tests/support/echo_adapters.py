@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pagewood.engine.api import Refusal
-from pagewood.engine.core.memory.adapters import LoadedAdapter
+from pagewood.engine.core.adapter import LoadedAdapter
 
 
 def write_echo_adapter(folder: Path, content: int, invocation: Sequence[int] = ()) -> None:
@@ -51,6 +51,9 @@ class EchoAdapters:
         """Keep what an adapter is made of."""
         assert isinstance(weights, int)
         self.contents[number] = weights
+
+    def forget_unused(self) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
         """Do nothing."""

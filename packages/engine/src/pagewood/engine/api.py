@@ -1278,9 +1278,6 @@ class EngineConfig:
         ):
             if value == off:
                 raise ValueError(f"max_adapters must be 0 with {name} {off}, got {self.max_adapters}")
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if getattr(self, name) > 1:
-                raise ValueError(f"max_adapters must be 0 with {name} {getattr(self, name)}, got {self.max_adapters}")
         if self.decision_log is not None:
             raise ValueError(f"max_adapters must be 0 with decision_log, got {self.max_adapters}")
 

@@ -31,8 +31,9 @@ from pagewood.engine.api import (
     UnloadAdapter,
 )
 from pagewood.engine.assemble import assemble, page_allocator
+from pagewood.engine.core.adapter import LoadedAdapter
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, RunnerLostError
-from pagewood.engine.core.memory.adapters import AdapterPool, LoadedAdapter
+from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.kv import PrefixCache
 from pagewood.engine.core.memory.page_groups import PageGroups
@@ -178,6 +179,9 @@ class _Adapters:
         """Keep what an adapter is made of."""
         assert isinstance(weights, int)
         self.contents[number] = weights
+
+    def forget_unused(self) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
         """Do nothing."""

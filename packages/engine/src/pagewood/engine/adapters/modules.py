@@ -27,8 +27,7 @@ class Module:
     """K."""
     outputs: int
     """N."""
-    bias: Float32 | None = None
-    """`[N]`; None: it has none."""
+    has_bias: bool = False
     takes_tokens: bool = False
     """Whether it is an embedding, of K tokens."""
     table: str | None = None
@@ -45,6 +44,8 @@ class ModelModules:
     num_heads: int
     numbers: Callable[[str], Float32]
     """Returns the weights `[N, K]` of a module, or the table `[K, N]` of an embedding, in new memory."""
+    biases: Callable[[str], Float32]
+    """Returns the bias `[N]` of a module that has one."""
 
     def places(self, module: str) -> dict[str, Place]:
         """Return where the modules lie in one that an adapter names; empty: there is no such module to change."""

@@ -158,8 +158,8 @@ class _Reader:
         scale, changes = np.float32(config.scale_of(module)), dict[str, Change]()
         for name, place in places.items():
             own_b = scale * model.rows(b, place)
-            base = model.modules[name].bias
-            old = np.zeros(len(own_b), np.float32) if base is None else base
+            reads = model.modules[name].has_bias and (magnitude is not None or bias is not None)
+            old = model.biases(name) if reads else np.zeros(len(own_b), np.float32)
             new = old if bias is None else model.rows(bias, place)
             added: Float32 = np.zeros(len(own_b), np.float32) if shift is None else scale * model.rows(shift, place)
             factors: Float32 | None = None

@@ -1,27 +1,54 @@
-"""Reads the folders of adapters for a CPU engine, in a thread of its own."""
+"""Reads the folders of adapters for one process of an engine, in a thread of its own."""
 
 from __future__ import annotations
 
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Protocol
 
+from pagewood.engine.adapters.low_rank import AdapterWeights
 from pagewood.engine.adapters.modules import ModelModules
 from pagewood.engine.adapters.peft_folder import read_adapter
 from pagewood.engine.api import Refusal
-from pagewood.engine.core.memory.adapters import LoadedAdapter
-from pagewood.engine.runner.cpu.program.adapters import CPUAdapters, PackedAdapter
+from pagewood.engine.core.adapter import LoadedAdapter
 
 _log = logging.getLogger(__name__)
 
 
-class CPUAdapterSource:
+class PackedAdapter(Protocol):
+    """An adapter as a runner computes with it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        ...
+
+
+class RunnerAdapters(Protocol):
+    """The adapters of a runner, on its device."""
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank of an adapter in a module."""
+        ...
+
+    def pack(self, weights: AdapterWeights) -> PackedAdapter:
+        """Lay an adapter out."""
+        ...
+
+    def keep(self, number: int, packed: Any) -> None:
+        """Make an adapter known by its number, as long as it is referred to."""
+        ...
+
+
+class AdapterFolders:
     """Reads one folder after the other; satisfies `core.memory.adapters.AdapterSource`."""
 
     __slots__ = ("_adapters", "_model", "_reader")
 
-    def __init__(self, adapters: CPUAdapters, model: ModelModules) -> None:
-        """Read adapters for a model; `adapters` lays them out for its runner."""
+    def __init__(self, adapters: RunnerAdapters, model: ModelModules) -> None:
+        """Read adapters for a model; `adapters` lays out what changes the projections of its runner."""
         self._adapters = adapters
         self._model = model
         self._reader = ThreadPoolExecutor(1, "adapter-reader")
@@ -32,8 +59,10 @@ class CPUAdapterSource:
 
     def keep(self, number: int, weights: object) -> None:
         """Let the runner find an adapter by its number."""
-        assert isinstance(weights, PackedAdapter)
         self._adapters.keep(number, weights)
+
+    def forget_unused(self) -> None:
+        """Do nothing: what nothing refers to is gone."""
 
     def close(self) -> None:
         """Read no more folders."""
@@ -49,5 +78,8 @@ class CPUAdapterSource:
             return Refusal(message=str(error), code="adapter_invalid")
         except MemoryError:
             return Refusal(message="there is no memory left for the adapter", code="adapter_too_large")
+        except Exception as error:  # the engine goes on with the others
+            _log.exception("adapter %s could not be read", folder)
+            return Refusal(message=f"the adapter could not be read: {error!r}", code="adapter_invalid")
         _log.info("adapter %s: %d modules, %.1f MB", folder, len(weights.changes), packed.nbytes / 1e6)
         return LoadedAdapter(version=weights.version(), weights=packed, invocation=weights.invocation)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pagewood.engine.api import EngineConfig, Inbox, LoadAdapter, Outbox, Progress
+from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble, page_allocator
-from pagewood.engine.assembly.adapter_source import CPUAdapterSource
+from pagewood.engine.assembly.adapter_pool import adapter_pool
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.cpu_rank import CPURank
 from pagewood.engine.assembly.cpu_weights import CPUWeights, why_awake, why_fixed
@@ -24,11 +24,9 @@ from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.assembly.stage_cuts import stage_cuts
 from pagewood.engine.assembly.stage_place import StagePlace
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
-from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.weights import ServedWeights
-from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.model_folder.model_digest import ModelDigest
@@ -37,7 +35,6 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stage import Stage, stages_of
 from pagewood.engine.models.stored.checkpoint_files import checkpoint_files
-from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
 from pagewood.engine.runner.cpu.taken_cores import TakenCores
 from pagewood.engine.runner.processors import Process
 from pagewood.engine.runner.ranks.agreement import check_division, check_layers
@@ -49,7 +46,6 @@ from pagewood.engine.runner.ranks.ranked_pages import HostPart
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 from pagewood.engine.runner.ranks.ranked_weights import RankedWeights
 from pagewood.kvpool.memory import PageMemory
-from pagewood.schedpolicy import SlotShares
 
 _log = logging.getLogger(__name__)
 
@@ -241,7 +237,7 @@ def _engine(
         why_fixed=reason or "",
         why_awake=why_awake(config) or "",
     )
-    adapters = None if rank.adapters is None else _adapter_pool(config, rank.adapters, parts.folder)
+    adapters = None if rank.adapters is None else adapter_pool(config, rank.adapters, parts.folder, group)
     frames = Frames(pages=allocator, layers=rank.groups, beside=beside) if isinstance(allocator, PageGroups) else None
     return assemble(
         config,
@@ -267,25 +263,6 @@ def _engine(
 def _shard(config: EngineConfig) -> Shard:
     """Return the first rank of a stage."""
     return Shard(0, config.tensor_parallel_size, by_request=config.enable_dp_attention)
-
-
-def _adapter_pool(config: EngineConfig, adapters: CPUAdapters, folder: Path) -> AdapterPool:
-    """Return the adapters of an engine, after those that it has from the start were loaded.
-
-    Raises:
-        ValueError: one of these cannot be loaded.
-    """
-    pool = AdapterPool(
-        config.max_adapters,
-        source=CPUAdapterSource(adapters, model_modules(folder, adapters.projections)),
-        sharing=SlotShares(config.max_adapters, max_passes=config.num_rows),
-    )
-    for name, own in config.adapters:
-        refusal = pool.load(LoadAdapter(request_id="", name=name, folder=own))
-        if refusal is not None:
-            pool.close()
-            raise ValueError(f"adapter {name} cannot be loaded: {refusal.message}")
-    return pool
 
 
 def _agreed_sizes(rank: CPURank, group: Group, place: StagePlace | None, stages: Sequence[Stage]) -> tuple[Sizes, int]:

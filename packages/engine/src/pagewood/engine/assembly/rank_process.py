@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pagewood.engine.core.loop import Runner
+    from pagewood.engine.runner.ranks.ranked_adapters import FollowedAdapters
     from pagewood.engine.runner.ranks.ranked_pages import FollowedPages
     from pagewood.engine.runner.ranks.ranked_weights import FollowedWeights
     from pagewood.engine.runner.ranks.segment import Segment
@@ -111,7 +112,7 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
     standstill.is_waiting = begin.port is not None
     pulse = Pulse(segment, begin.rank, stands_still=standstill.is_found, on_end=leave, lost=lost)
     try:
-        runner, weights, pages = _runner(begin, memory, segment, talk, link, standstill)
+        runner, weights, pages, adapters = _runner(begin, memory, segment, talk, link, standstill)
     except (EOFError, BrokenPipeError):
         pulse.stop()
         leave()
@@ -128,19 +129,19 @@ def serve(begin: Begin, link: Link, talk: Talk, *, leave: Callable[[], None]) ->
     pulse.begin()
     progress("ready", 1, 1)
     talk(Ready())
-    follow(link, runner, segment, begin.rank, leave=leave, weights=weights, pages=pages)
+    follow(link, runner, segment, begin.rank, leave=leave, weights=weights, pages=pages, adapters=adapters)
     pulse.stop()
-    if pages is not None:
-        pages.close()
-    if weights is not None:
-        weights.close()
+    for one in (pages, weights, adapters):
+        if one is not None:
+            one.close()
     runner.close()
 
 
 def _runner(
     begin: Begin, memory: NDArray[np.uint8], segment: Segment, talk: Talk, link: Link, standstill: Standstill
-) -> tuple[Runner, FollowedWeights | None, FollowedPages | None]:
-    """Build what computes this rank's part, changes its weights, and copies its pages if rank 0 cannot.
+) -> tuple[Runner, FollowedWeights | None, FollowedPages | None, FollowedAdapters | None]:
+    """Build what computes this rank's part, changes its weights, copies its pages if rank 0 cannot, and has its part of
+    adapters.
 
     All ranks agree on the size of its memory.
     """
@@ -151,7 +152,7 @@ def _runner(
     if begin.port is not None:
         from pagewood.engine.assembly.cuda_rank import follower
 
-        return follower(begin, memory, segment, talk, progress), None, None
+        return follower(begin, memory, segment, talk, progress), None, None, None
 
     from pagewood.engine.assembly.cpu_rank import CPURank
     from pagewood.engine.assembly.cpu_weights import CPUWeights
@@ -217,7 +218,14 @@ def _runner(
         )
         mark = rank.loaded.mark + f", stages begin at {begin.cuts}" * bool(begin.cuts)
         pages = followed_pages(config, digest, rank.memory, mark=mark, part=part, talk=talk)
-    return runner, FollowedWeights(CPUWeights(folder, rank), talk), pages
+    adapters = None
+    if rank.adapters is not None:
+        from pagewood.engine.assembly.adapter_source import AdapterFolders
+        from pagewood.engine.model_folder.adapter_modules import model_modules
+        from pagewood.engine.runner.ranks.ranked_adapters import FollowedAdapters
+
+        adapters = FollowedAdapters(AdapterFolders(rank.adapters, model_modules(folder)), talk)
+    return runner, FollowedWeights(CPUWeights(folder, rank), talk), pages, adapters
 
 
 if __name__ == "__main__":

@@ -36,6 +36,18 @@ class Adapter:
         return Activation(start=int(places[-1]), marks=_marks_of(self.version)) if len(places) else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedAdapter:
+    """An adapter whose folder has been read."""
+
+    version: str
+    """See `Adapter.version`."""
+    weights: object
+    """See `Adapter.weights`."""
+    invocation: tuple[int, ...] = ()
+    """See `Adapter.invocation`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Activation:
     """The position from which on an adapter computes a request; the model alone computes those before.

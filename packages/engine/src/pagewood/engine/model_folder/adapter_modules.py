@@ -1,11 +1,10 @@
-"""The modules of a loaded model that adapters may change."""
+"""The modules of a model that adapters may change."""
 
 # pyright: basic
-# torch's conversions from and to numpy have no types.
+# torch's conversions to numpy have no types.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +12,23 @@ import torch
 from numpy.typing import NDArray
 
 from pagewood.engine.adapters.modules import ModelModules, Module
+from pagewood.engine.model_folder.load import adaptable_projections
 from pagewood.engine.models.families.stored_layout import StoredLayout
-from pagewood.engine.models.ops import Projection
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.stored.tensor_files import stored_layout
 
 Float32 = NDArray[np.float32]
 
 
-def model_modules(folder: Path, projections: Sequence[Projection]) -> ModelModules:
-    """Return the modules of the model in `folder`, whose projections these are."""
-    modules = {name: module for one in projections for name, module in _modules(one).items()}
+def model_modules(folder: Path) -> ModelModules:
+    """Return the modules of the whole model in `folder`, of which only headers are read."""
+    modules = {
+        name: Module(
+            inputs=one.inputs, outputs=size, has_bias=one.has_bias, takes_tokens=one.takes_tokens, table=one.table
+        )
+        for one in adaptable_projections(folder)
+        for name, size in one.parts
+    }
 
     def numbers(name: str) -> Float32:
         module = modules[name]
@@ -31,27 +36,9 @@ def model_modules(folder: Path, projections: Sequence[Projection]) -> ModelModul
         shape = (module.inputs, module.outputs) if module.takes_tokens else (module.outputs, module.inputs)
         return checkpoint.numbers(f"{module.table or name}.weight", *shape).numpy()
 
+    def biases(name: str) -> Float32:
+        checkpoint = Checkpoint(folder, dtype=torch.float32)
+        return checkpoint.stack([(f"{name}.bias", modules[name].outputs)]).numpy()
+
     stored, num_heads = stored_layout(folder) or (StoredLayout(), 1)
-    return ModelModules(modules=modules, stored=stored, num_heads=num_heads, numbers=numbers)
-
-
-def _modules(projection: Projection) -> dict[str, Module]:
-    bias: Float32 | None = None
-    if projection.bias is not None:
-        own = projection.bias.float().numpy()
-        bias = own.copy()
-        if projection.order is not None:
-            bias[projection.order] = own
-    found: dict[str, Module] = {}
-    start = 0
-    for name, size in projection.parts:
-        own_bias = None if bias is None else bias[start : start + size]
-        found[name] = Module(
-            inputs=projection.inputs,
-            outputs=size,
-            bias=own_bias,
-            takes_tokens=projection.takes_tokens,
-            table=projection.table,
-        )
-        start += size
-    return found
+    return ModelModules(modules=modules, stored=stored, num_heads=num_heads, numbers=numbers, biases=biases)

@@ -18,7 +18,7 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.fields.end_tokens import token_ids
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
-from pagewood.engine.models.ops import A, Ops
+from pagewood.engine.models.ops import A, Ops, Projection
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.shard import WHOLE, Shard
@@ -129,6 +129,19 @@ def check_weights(folder: str | Path, config: ModelConfig, *, files: TensorFiles
         checkpoint.check_copy(OUTPUT, EMBEDDING, why=why)
     checkpoint.finish(ignored=lambda name: _is_redundant(name, config))
     return checkpoint.num_elements
+
+
+def adaptable_projections(folder: str | Path) -> list[Projection]:
+    """Return the projections of the whole model in `folder` that adapters may change; only headers are read.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: the architecture is not supported, or the tensors are not those that the model needs.
+    """
+    ops = TorchOps()
+    headers = _Headers(Checkpoint(folder, dtype=torch.float32))
+    Decoder(ModelConfig.from_folder(folder), headers, ops, device=torch.device("cpu"))
+    return ops.projections
 
 
 def open_matrices(checkpoint: Checkpoint, config: ModelConfig, *, shard: Shard = WHOLE) -> list[Fused]:

@@ -18,12 +18,12 @@ from pagewood.engine.adapters.modules import ModelModules
 from pagewood.engine.adapters.peft_folder import read_adapter
 from pagewood.engine.api import MAX_ADAPTER_RANK, Progress
 from pagewood.engine.model_folder.adapter_modules import model_modules
-from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.model_folder.load import check_weights
+from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.families.stored_layout import Place
 from pagewood.engine.models.stored.checkpoint_files import holds_gguf
 from pagewood.engine.models.stored.naming import Naming
 from pagewood.engine.models.stored.tensor_files import SafetensorsFiles
-from pagewood.engine.models.torch_ops import TorchOps
 from pagewood.engine.quantise.compressed_folder import CompressedFolder
 
 Float32 = NDArray[np.float32]
@@ -53,9 +53,8 @@ def merge_adapter(folder: Path, adapter: Path, out: Path, *, progress: Progress 
         form = files.format_of(name)
         if form is not None:
             raise ValueError(f"{folder}: weights must be plain numbers for an adapter to be merged, got {form.name}")
-    ops = TorchOps()
-    load_model(folder, ops, maps_plain=True, reads_matrices=False)
-    model = model_modules(folder, ops.projections)
+    check_weights(folder, ModelConfig.from_folder(folder))
+    model = model_modules(folder)
     weights = read_adapter(adapter, model, max_rank=MAX_ADAPTER_RANK)
     if weights.invocation:
         raise ValueError(

@@ -33,6 +33,7 @@ from pagewood.engine.models.parts.rope import PositionNumbers
 from pagewood.engine.models.rope import position_table
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stage import NO_HEAD, Relay, Stage
+from pagewood.engine.models.stored.head_order import RowOrder
 
 
 class Decoder(Generic[A]):
@@ -239,17 +240,19 @@ def _read_ends(
     table, vocab_size, hidden_size = "model.embed_tokens", config.vocab_size, config.hidden_size
     bias = "lm_head.bias" if config.has_logits_bias else None
 
-    def adapted(embedding: Embedding[A]) -> Embedding[A]:
-        parts = [(table, hidden_size)]
-        own = Projection(parts=parts, inputs=vocab_size, order=None, bias=None, takes_tokens=True)
-        return ops.adaptable(embedding, own) if shard.is_whole else embedding
+    def adapted(embedding: Embedding[A], columns: RowOrder | None = None) -> Embedding[A]:
+        own = Projection(parts=[(table, hidden_size)], inputs=vocab_size, order=columns, takes_tokens=True)
+        return ops.adaptable(embedding, own)
 
-    def finished(head: Linear[A]) -> Linear[A]:
-        parts, own_bias = [("lm_head", vocab_size)], None if bias is None else weights.stack([(bias, vocab_size)])
+    def finished(head: Linear[A], rows: RowOrder | None = None) -> Linear[A]:
         own = Projection(
-            parts=parts, inputs=hidden_size, order=None, bias=own_bias, table=table if config.tied_embeddings else None
+            parts=[("lm_head", vocab_size)],
+            inputs=hidden_size,
+            order=rows,
+            has_bias=bias is not None,
+            table=table if config.tied_embeddings else None,
         )
-        return make_output(config.output, ops.adaptable(head, own) if shard.is_whole else head, ops)
+        return make_output(config.output, ops.adaptable(head, own), ops)
 
     if config.num_token_types:
         return ops.tied_embedding(_with_types(config, weights))
@@ -260,7 +263,7 @@ def _read_ends(
     embedding: Embedding[A] = _elsewhere
     head: Linear[A] = _elsewhere
     if embeds:
-        embedding = adapted(read_embedding(weights, ops, table, vocab_size, hidden_size, shard))
+        embedding = read_embedding(weights, ops, table, vocab_size, hidden_size, shard, change=adapted)
     if stage.is_last:
         output = table if config.tied_embeddings else "lm_head"
         head = read_gathered(weights, ops, output, vocab_size, hidden_size, shard, bias=bias, change=finished)

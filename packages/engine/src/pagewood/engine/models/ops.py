@@ -40,14 +40,35 @@ class Projection:
     parts: Sequence[tuple[str, int]]
     """Name and outputs of each module whose matrix is a part, one below the other, as the checkpoint has them."""
     inputs: int
-    order: RowOrder | None
-    """Order of the outputs of all modules, see `Weights.stack`; each module keeps its own part."""
-    bias: Tensor | None
-    """`[out]`, in this order; None: zeros."""
+    """Inputs of the modules, on all ranks together."""
+    order: RowOrder | None = None
+    """The outputs of all modules that are here, in their order, see `Weights.stack`; each module keeps its own part.
+    None: all."""
+    part: range | None = None
+    """The inputs that are here, so that results are parts of a sum over ranks; None: all."""
+    has_bias: bool = False
+    """Whether the modules have biases."""
+    adds_bias: bool = True
+    """Whether this rank adds biases to its part of a sum."""
     takes_tokens: bool = False
     """Whether it is an embedding: its inputs are ids of tokens, below `inputs`."""
     table: str | None = None
     """The embedding whose table its matrix is; None: it has its own."""
+
+    def rows_here(self) -> list[RowOrder | None]:
+        """Return the outputs of each module that are here, in the order of the projection; None: all."""
+        start, found = 0, list["RowOrder | None"]()
+        for _, size in self.parts:
+            is_own = None if self.order is None else (self.order >= start) & (self.order < start + size)
+            found.append(None if self.order is None else self.order[is_own] - start)
+            start += size
+        return found
+
+    def sizes_here(self) -> list[int]:
+        """Return how many outputs of each module are here."""
+        return [
+            size if rows is None else len(rows) for (_, size), rows in zip(self.parts, self.rows_here(), strict=True)
+        ]
 
 
 class Embedding(Protocol[A]):

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Hashable, Iterable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pagewood.engine.api import LoadAdapter, Refusal
-from pagewood.engine.core.adapter import Adapter
+from pagewood.engine.core.adapter import Adapter, LoadedAdapter
 from pagewood.engine.core.request import Request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedAdapter:
-    """An adapter whose folder has been read."""
-
-    version: str
-    """See `Adapter.version`."""
-    weights: object
-    """See `Adapter.weights`."""
-    invocation: tuple[int, ...] = ()
-    """See `Adapter.invocation`."""
 
 
 class Loading(Protocol):
@@ -45,6 +32,10 @@ class AdapterSource(Protocol):
 
     def keep(self, number: int, weights: object) -> None:
         """Let the runner find the weights of an adapter by its number, as long as they are referred to."""
+        ...
+
+    def forget_unused(self) -> None:
+        """Give back memory of adapters that nothing refers to any more; called before each step."""
         ...
 
     def close(self) -> None:
@@ -159,8 +150,9 @@ class AdapterPool:
         return True
 
     def begin_step(self, waiting: Container[Request]) -> None:
-        """Forget requests that are no longer waiting."""
+        """Forget requests that are no longer waiting, and adapters that nothing refers to."""
         self._sharing.begin_step(waiting)
+        self._source.forget_unused()
 
     def may_admit(self, request: Request) -> bool:
         """Return whether a request may run now; if not, those admitted from now on pass it."""

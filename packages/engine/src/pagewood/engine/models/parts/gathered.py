@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic
 
+import numpy as np
+
 from pagewood.engine.models.ops import A, Embedding, Linear, Ops, Weights
 from pagewood.engine.models.shard import Shard
+from pagewood.engine.models.stored.head_order import RowOrder
 
 
 class Gathered(Generic[A]):
@@ -28,10 +31,24 @@ class Gathered(Generic[A]):
         return self._ops.gather_ranks(self._part(x), self._size)
 
 
-def read_embedding(weights: Weights, ops: Ops[A], name: str, size: int, hidden_size: int, shard: Shard) -> Embedding[A]:
-    """Take the table `name` of `size` tokens from `weights`, of which a rank of several has some columns."""
+def read_embedding(
+    weights: Weights,
+    ops: Ops[A],
+    name: str,
+    size: int,
+    hidden_size: int,
+    shard: Shard,
+    *,
+    change: Callable[[Embedding[A], RowOrder | None], Embedding[A]] | None = None,
+) -> Embedding[A]:
+    """Take the table `name` of `size` tokens from `weights`, of which a rank of several has some columns.
+
+    `change` makes the embedding compute more, given these columns; None: all.
+    """
     columns = shard.inputs("hidden_size", hidden_size)
     embedding = ops.embedding(weights.stack([(f"{name}.weight", size)], hidden_size, inputs=columns))
+    if change is not None:
+        embedding = change(embedding, None if columns is None else np.asarray(columns))
     return embedding if columns is None else Gathered(embedding, ops, hidden_size)
 
 
@@ -44,16 +61,17 @@ def read_gathered(
     shard: Shard,
     *,
     bias: str | None = None,
-    change: Callable[[Linear[A]], Linear[A]] | None = None,
+    change: Callable[[Linear[A], RowOrder | None], Linear[A]] | None = None,
 ) -> Linear[A]:
     """Take the matrix `name` of `size` outputs from `weights`, of which a rank of several computes some.
 
-    `bias` is the name of a tensor with a number for each output; `change` makes the projection compute more with each.
+    `bias` is the name of a tensor with a number for each output; `change` makes the projection compute more, given
+    the outputs that it has; None: all.
     """
     order = None if shard.is_whole else shard.padded_part(size)
     projection = ops.linear(
         weights.stack([(f"{name}.weight", size)], inputs, order=order),
         None if bias is None else weights.stack([(bias, size)], order=order),
     )
-    projection = projection if change is None else change(projection)
+    projection = projection if change is None else change(projection, order)
     return projection if shard.is_whole else Gathered(projection, ops, size)

@@ -35,6 +35,12 @@ def read_linear(
     """
     weight = weights.stack([(f"{prefix}{name}.weight", rows) for name, rows in parts], inputs, order=order, inputs=part)
     bias = weights.stack([(f"{prefix}{name}.bias", rows) for name, rows in parts], order=order) if has_bias else None
-    names = [(f"{prefix}{name}", rows) for name, rows in parts]
-    projection = Projection(parts=names, inputs=inputs, order=order, bias=bias)
+    projection = Projection(
+        parts=[(f"{prefix}{name}", rows) for name, rows in parts],
+        inputs=inputs,
+        order=order,
+        part=part,
+        has_bias=has_bias,
+        adds_bias=adds_bias,
+    )
     return ops.adaptable(ops.linear(weight, bias if adds_bias else None), projection)

@@ -469,7 +469,8 @@ class CPURunner:
             result = self._step(step)
             return result
         finally:
-            self._watch.note(result, (rows.lengths, rows.pages))
+            adapters = () if self._adapters is None else (self._adapters.witness(),)
+            self._watch.note(result, (rows.lengths, rows.pages, *adapters))
 
     def _step(self, step: _Step) -> StepResult:
         computed = self._compute(step)

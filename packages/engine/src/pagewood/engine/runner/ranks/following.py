@@ -16,9 +16,12 @@ from pagewood.engine.runner.ranks.link import Link
 from pagewood.engine.runner.ranks.messages import (
     Close,
     Constrain,
+    DropAdapter,
     ExchangeWeights,
+    KeepAdapter,
     Launch,
     MovePages,
+    ReadAdapter,
     ReadNewWeights,
     Spans,
     StartSpans,
@@ -26,6 +29,7 @@ from pagewood.engine.runner.ranks.messages import (
     receive,
     send,
 )
+from pagewood.engine.runner.ranks.ranked_adapters import FollowedAdapters
 from pagewood.engine.runner.ranks.ranked_pages import FollowedPages
 from pagewood.engine.runner.ranks.ranked_weights import FollowedWeights
 from pagewood.engine.runner.ranks.segment import Segment
@@ -42,6 +46,7 @@ def follow(
     leave: Callable[[], None],
     weights: FollowedWeights | None = None,
     pages: FollowedPages | None = None,
+    adapters: FollowedAdapters | None = None,
 ) -> None:
     """Compute what rank 0 sends until it closes the group.
 
@@ -55,9 +60,10 @@ def follow(
         leave: called if rank 0 has ended, or cannot be followed; the group has ended then.
         weights: of this rank; None: they never change.
         pages: of this rank; None: rank 0 copies them, or there is no host cache.
+        adapters: of this rank; None: there are none.
     """
     steps: SimpleQueue[StepHandle | None] = SimpleQueue()
-    arguments = (link, runner, segment, rank, steps, leave, weights, pages)
+    arguments = (link, runner, segment, rank, steps, leave, weights, pages, adapters)
     thread = threading.Thread(target=_take, args=arguments, name="steps", daemon=True)
     thread.start()
     while (step := steps.get()) is not None:
@@ -77,10 +83,11 @@ def _take(
     leave: Callable[[], None],
     weights: FollowedWeights | None,
     pages: FollowedPages | None,
+    adapters: FollowedAdapters | None,
 ) -> None:
     """Take messages until the group is closed."""
     try:
-        _follow(link, runner, segment, rank, steps, weights, pages)
+        _follow(link, runner, segment, rank, steps, weights, pages, adapters)
     except (EOFError, OSError):
         segment.end(0, "the process of rank 0 has ended")
     except Exception as error:
@@ -99,6 +106,7 @@ def _follow(
     steps: SimpleQueue[StepHandle | None],
     weights: FollowedWeights | None,
     pages: FollowedPages | None,
+    adapters: FollowedAdapters | None,
 ) -> None:
     latest: StepHandle | None = None
     number, profile = 0, profiled(runner)
@@ -125,6 +133,12 @@ def _follow(
                 send(link, Spans(spans=list(spans), num_dropped=num_dropped, now_s=time.monotonic()))
             case ReadNewWeights() as message if weights is not None:
                 weights.read(message.command)
+            case ReadAdapter() as message if adapters is not None:
+                adapters.read(message.number, message.folder)
+            case KeepAdapter() as message if adapters is not None:
+                adapters.keep(message.load, message.number)
+            case DropAdapter() as message if adapters is not None:
+                adapters.drop(message.load)
             case MovePages() as message if pages is not None:
                 pages.move(message)
             case ExchangeWeights() if weights is not None:

@@ -21,6 +21,7 @@ from pagewood.engine.runner.ranks.cores import divided_cores
 from pagewood.engine.runner.ranks.joint_progress import JointProgress
 from pagewood.engine.runner.ranks.link import Link
 from pagewood.engine.runner.ranks.messages import (
+    AdapterRead,
     Answer,
     Begin,
     Close,
@@ -153,8 +154,9 @@ class Group:
         self._links: list[Link] = []
         self._processes: list[RankProcess] = []
         self._changed = threading.Condition()
-        self._answers: dict[tuple[int, type[FromRank]], FromRank] = {}
-        """The last answer of each kind of each rank, until it is taken."""  # written by: _read, answers
+        self._answers: dict[tuple[int, type[FromRank], int], FromRank] = {}
+        """The last answer of each kind of each rank, by the number of an adapter, otherwise 0, until it is taken."""
+        # contents written by: _hear, _answer
         self._moved: dict[tuple[int, int], PagesMoved] = {}
         """Ends of copies by rank and number, until they are taken."""  # contents written by: _hear, move_pages
         self._progress = JointProgress(self._names)
@@ -286,31 +288,32 @@ class Group:
             self._progress.note(0, Doing(what=what, done=done, total=total))
         self._report()
 
-    def has_answers(self, kind: type[FromRank]) -> bool:
+    def has_answers(self, kind: type[FromRank], number: int = 0) -> bool:
         """Return whether `answers` would not wait: all have answered, or the group has ended."""
         with self._changed:
             return self.segment.end_reason is not None or all(
-                (rank, kind) in self._answers for rank in range(1, self.count)
+                (rank, kind, number) in self._answers for rank in range(1, self.count)
             )
 
-    def answers(self, kind: type[Answer]) -> list[Answer]:
+    def answers(self, kind: type[Answer], number: int = 0) -> list[Answer]:
         """Wait for an answer of each other rank, in their order, and report what all ranks do.
 
         Args:
             kind: of the answer.
+            number: of what is answered, where several may be asked at a time.
 
         Raises:
             ValueError: the model or the configuration is wrong for a rank.
             RunnerLostError: a rank cannot be built for another reason, or the group has ended.
         """
         with self._pulse.awaiting():
-            return [self._answer(rank, kind) for rank in range(1, self.count)]
+            return [self._answer(rank, kind, number) for rank in range(1, self.count)]
 
-    def _answer(self, rank: int, kind: type[Answer]) -> Answer:
+    def _answer(self, rank: int, kind: type[Answer], number: int) -> Answer:
         while True:
             with self._changed:
-                failure = self._answers.get((rank, Failed))
-                answer = self._answers.pop((rank, kind), None)
+                failure = self._answers.get((rank, Failed, 0))
+                answer = self._answers.pop((rank, kind, number), None)
                 if failure is None and answer is None:
                     self._changed.wait(_LOOK_S)
             if isinstance(failure, Failed):
@@ -428,7 +431,8 @@ class Group:
             elif isinstance(message, PagesMoved):
                 self._moved[rank, message.number] = message
             else:
-                self._answers[rank, type(message)] = message
+                number = message.number if isinstance(message, AdapterRead) else 0
+                self._answers[rank, type(message), number] = message
             self._changed.notify_all()
 
     def _where(self, rank: int) -> str:

@@ -82,6 +82,28 @@ class ExchangeWeights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Compute the steps behind this message with what was read, and answer with `WeightsExchanged`."""
 
 
+class ReadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Read your part of an adapter, go on with steps meanwhile, and answer with `AdapterRead`."""
+
+    number: int
+    """Identifies the load; the answer has the same."""
+    folder: str
+
+
+class KeepAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Let the steps behind this message find an adapter by its number."""
+
+    load: int
+    """The number of the load that has read it."""
+    number: int
+
+
+class DropAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Forget what a load has read; no step behind this message names it, and those before it have ended."""
+
+    load: int
+
+
 class MovePages(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Copy your parts of pages from or to the host cache, beside the steps, and answer with `PagesMoved`."""
 
@@ -104,7 +126,19 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToRank: TypeAlias = (
-    Begin | Sizes | Launch | Constrain | StartSpans | TakeSpans | ReadNewWeights | ExchangeWeights | MovePages | Close
+    Begin
+    | Sizes
+    | Launch
+    | Constrain
+    | StartSpans
+    | TakeSpans
+    | ReadNewWeights
+    | ExchangeWeights
+    | ReadAdapter
+    | KeepAdapter
+    | DropAdapter
+    | MovePages
+    | Close
 )
 
 
@@ -179,6 +213,16 @@ class WeightsExchanged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     why_not: str | None
 
 
+class AdapterRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A rank has its part of an adapter, or cannot use it."""
+
+    number: int
+    """See `ReadAdapter`."""
+    version: str | None
+    """See `core.adapter.Adapter`; None: it cannot use it."""
+    refusal: Refusal | None
+
+
 class PagesMoved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A rank has copied its parts of pages, or could not."""
 
@@ -190,10 +234,10 @@ class PagesMoved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 FromRank: TypeAlias = (
-    Doing | Said | Loaded | CanMeet | Ready | Failed | Spans | WeightsRead | WeightsExchanged | PagesMoved
+    Doing | Said | Loaded | CanMeet | Ready | Failed | Spans | WeightsRead | WeightsExchanged | AdapterRead | PagesMoved
 )
 
-Answer = TypeVar("Answer", Loaded, CanMeet, Ready, Spans, WeightsRead, WeightsExchanged)
+Answer = TypeVar("Answer", Loaded, CanMeet, Ready, Spans, WeightsRead, WeightsExchanged, AdapterRead)
 """What rank 0 waits for from all others."""
 
 _encode = msgspec.msgpack.Encoder().encode

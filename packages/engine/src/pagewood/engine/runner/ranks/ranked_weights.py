@@ -43,11 +43,11 @@ class AnsweringGroup(Protocol):
         """Send a message to all other ranks."""
         ...
 
-    def has_answers(self, kind: type[FromRank]) -> bool:
+    def has_answers(self, kind: type[FromRank], number: int = 0) -> bool:
         """Return whether `answers` would not wait."""
         ...
 
-    def answers(self, kind: type[Answer]) -> list[Answer]:
+    def answers(self, kind: type[Answer], number: int = 0) -> list[Answer]:
         """Wait for an answer of each other rank."""
         ...
 

@@ -41,16 +41,16 @@ class StageWatch:
         """[3], sums of the bits of what was sent, or of the last hidden states, of what was received, and of the tokens
         where a model drafts."""
         # contents written by: the program, note, cuda.stage_runner
-        self._seen: deque[NDArray[np.int64]] = deque()  # contents written by: note, take
+        self._seen: deque[tuple[NDArray[np.int64], tuple[Int32, ...]]] = deque()  # contents written by: note, take
 
     def note(self, result: StepResult | None, tables: tuple[Int32, ...]) -> None:
-        """Keep the sums of the step that has just been computed."""
-        del result, tables
-        self._seen.append(self.states.copy())
+        """Keep the sums of the step that has just been computed, and those over adapters, if any, in its tables."""
+        del result
+        self._seen.append((self.states.copy(), tables[2:]))
         self.states[:] = 0
 
-    def take(self) -> NDArray[np.int64]:
-        """Return the sums of the oldest step that was not taken."""
+    def take(self) -> tuple[NDArray[np.int64], tuple[Int32, ...]]:
+        """Return the sums of the oldest step that was not taken, and those over adapters."""
         return self._seen.popleft()
 
 
@@ -133,9 +133,9 @@ class StagedRunner:
 
     def _note(self, number: int, batch: Batch, result: StepResult | None, tables: tuple[Int32, ...]) -> None:
         own = self._memory.witnesses[self._rank, number % NUM_KEPT]
-        own[:3] = self._watch.take()
+        own[:3], adapters = self._watch.take()
         own[3] = zlib.crc32(np.concatenate([batch.rows, batch.starts, batch.counts]).tobytes())
-        self._notes.note(result, tables)
+        self._notes.note(result, (*tables, *adapters))
 
 
 class _StagedHandle:

@@ -77,6 +77,7 @@ class CPUAdapters:
         "_known",
         "_max_rank",
         "_num_slots",
+        "_numbers",
         "_projections",
         "_resident",
         "_row_slots",
@@ -94,6 +95,8 @@ class CPUAdapters:
         self._known: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
         """By number; each lives as long as the engine refers to it."""  # contents written by: keep
         self._resident: list[PackedAdapter | None] = [None] * num_slots  # contents written by: admit
+        self._numbers: Int32 = np.full(num_slots, -1, np.int32)
+        """Number of the adapter in each slot."""  # contents written by: admit
 
     @property
     def projections(self) -> Sequence[Projection]:
@@ -147,18 +150,18 @@ class CPUAdapters:
             changes = [weights.changes.get(name) for name, _ in projection.parts]
             firsts, stacked = _stacked([None if one is None else one.a for one in changes])
             row[SiteColumn.SIZE] = len(stacked)
+            if projection.part is not None:
+                stacked = stacked[:, projection.part.start : projection.part.stop]
             if len(stacked):
                 row[SiteColumn.SHRINK] = place(stacked.T if projection.takes_tokens else _panels(stacked))
-            start = 0
-            for number, ((_, size), change, first) in enumerate(zip(projection.parts, changes, firsts, strict=True)):
+            parts = zip(changes, firsts, projection.rows_here(), strict=True)
+            for number, (change, first, own) in enumerate(parts):
                 if change is not None:
-                    own = None if projection.order is None else projection.order[start : start + size] - start
                     columns = row[SiteColumn.COMPONENTS + number * NUM_COMPONENT_COLUMNS :]
-                    for column, array in _arrays(change, own).items():
+                    for column, array in _arrays(change, own, adds_bias=projection.adds_bias).items():
                         columns[column] = place(array)
                     columns[ComponentColumn.FIRST] = first
                     columns[ComponentColumn.RANK] = 0 if change.a is None else len(change.a)
-                start += size
         return PackedAdapter(rows=rows, kept=kept)
 
     def keep(self, number: int, packed: PackedAdapter) -> None:
@@ -177,7 +180,13 @@ class CPUAdapters:
             packed = self._known[number]
             if self._resident[slot] is not packed:
                 self.table[slot] = packed.rows
-                self._resident[slot] = packed
+                self._resident[slot], self._numbers[slot] = packed, number
+
+    def witness(self) -> Int32:
+        """Return sums over the slots of rows and the adapters in slots, which are the same on all ranks of a model."""
+        places = np.arange(1, 1 + max(len(self._row_slots), self._num_slots), dtype=np.int32)  # products wrap around
+        tables = (self._row_slots, self._row_starts, self._numbers)
+        return np.array([one @ places[: len(one)] for one in tables], np.int32)
 
     def grouping(self, x: Buffer) -> _Grouping:
         """Return the groups of the rows of `x`; the first call for these rows writes the instruction."""
@@ -216,8 +225,7 @@ class AdaptedLinear:
         self._adapters = adapters
         self._number = number
         self._most = most
-        parts = adapters.projections[number].parts
-        self._sizes: Int64 = np.array([size for _, size in parts], np.int64)
+        self._sizes: Int64 = np.array(adapters.projections[number].sizes_here(), np.int64)
 
     def __call__(self, x: Buffer) -> Buffer:
         """Return `[T, N]` of `[T, K]`."""
@@ -270,8 +278,9 @@ def _panels(matrix: Float32) -> Float32:
     return np.ascontiguousarray(padded.reshape(-1, WIDTH, depth).transpose(0, 2, 1))
 
 
-def _arrays(change: Change, order: NDArray[np.int64] | None) -> Mapping[ComponentColumn, Float32]:
-    """Return the arrays of a component, its outputs in the order of the projection."""
+def _arrays(change: Change, order: NDArray[np.int64] | None, *, adds_bias: bool) -> Mapping[ComponentColumn, Float32]:
+    """Return the arrays of a component, its outputs in the order of the projection; of a part of a sum, parts of one
+    that adds up."""
 
     def arranged(array: Float32) -> Float32:
         return array if order is None else array[order]
@@ -281,6 +290,6 @@ def _arrays(change: Change, order: NDArray[np.int64] | None) -> Mapping[Componen
         found[ComponentColumn.EXPAND] = _panels(arranged(change.b))
     if change.factors is not None:
         found[ComponentColumn.FACTORS] = arranged(change.factors)
-    if change.bias is not None:
+    if change.bias is not None and adds_bias:
         found[ComponentColumn.BIAS] = arranged(change.bias)
     return found
