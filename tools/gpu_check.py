@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from gpu_checks.adapters import check_adapters
 from gpu_checks.engine import check_answers, check_fp8, check_invariance, check_logits, check_seeds, check_waiting
 from gpu_checks.experts import check_experts, check_fused_experts
 from gpu_checks.families import check_families
@@ -68,6 +69,7 @@ CHECKS: dict[str, Callable[[Host], str]] = {
     "attention": check_attention,
     "repeats": check_repeats,
     "experts": check_experts,
+    "adapters": check_adapters,
     "logits": check_logits,
     "families": check_families,
     "answers": check_answers,

@@ -800,7 +800,7 @@ class EngineConfig:
     """Name and folder of each adapter that is loaded at start. Folders are those of PEFT."""
     max_adapters: int = 0
     """Adapters that requests may use at the same time; others of those that are loaded wait for their turn. 0: the
-    engine has no adapters. On a CPU only."""
+    engine has no adapters."""
     max_adapter_rank: int = 64
     """The largest rank of an adapter in a module."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -1272,12 +1272,14 @@ class EngineConfig:
             raise ValueError(f"max_adapter_rank must be in [1, {MAX_ADAPTER_RANK}], got {self.max_adapter_rank}")
         if not self.max_adapters:
             return
-        for name, value, off in (
-            ("device", self.device, "cuda"),
-            ("model_impl", self.model_impl, "transformers"),
-        ):
-            if value == off:
-                raise ValueError(f"max_adapters must be 0 with {name} {off}, got {self.max_adapters}")
+        refused: list[tuple[str, bool]] = [("model_impl", self.model_impl == "transformers")]
+        if self.device == "cuda":
+            refused.append(("speculative", self.speculative in ("draft", "eagle")))
+            refused.append(("enable_dp_attention", self.enable_dp_attention))
+        for name, is_refused in refused:
+            if is_refused:
+                where = f"{name} {getattr(self, name)}{' on CUDA' * (name != 'model_impl')}"
+                raise ValueError(f"max_adapters must be 0 with {where}, got {self.max_adapters}")
         if self.decision_log is not None:
             raise ValueError(f"max_adapters must be 0 with decision_log, got {self.max_adapters}")
 

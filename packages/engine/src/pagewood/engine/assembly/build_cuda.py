@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
+from pagewood.engine.assembly.adapter_pool import adapter_pool
 from pagewood.engine.assembly.cuda_rank import CUDARank, CUDARanks, started_ranks, use_device
 from pagewood.engine.assembly.device_budget import MIB, Budget, largest_batch, largest_verification
 from pagewood.engine.assembly.draft_control import draft_control, measure_cost
@@ -42,6 +43,7 @@ from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig
 from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.runner.cuda.adapters import CUDAAdapters, LowRankKernels, TorchLowRank
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.exchange import Exchange
 from pagewood.engine.runner.cuda.graphs import graph_sizes
@@ -78,6 +80,8 @@ class BuiltRunner:
     page_bytes: Sequence[int]
     """Bytes of the part of a page that each rank has."""
     announces_pages: bool
+    adapters: CUDAAdapters | None
+    """Of its projections; None: there are none."""
 
 
 def build_cuda_engine(
@@ -188,6 +192,8 @@ def _engine_on(
     if control is not None:
         measure_cost(control, config, info, runner)
     config = replace(config, max_total_tokens=info.num_pages * config.page_size, max_length=built.max_length)
+    group = None if ranks is None else ranks.group
+    adapters = None if built.adapters is None else adapter_pool(config, built.adapters, folder, group)
     return assemble(
         config,
         info=info,
@@ -195,6 +201,7 @@ def _engine_on(
         make_cache=make_cache,
         drafting=control,
         compiler=grammar_compiler(config, folder, info),
+        adapters=adapters,
         drafts_constrained=True,
         processors=processors,
         inbox=inbox,
@@ -227,19 +234,20 @@ def cuda_ops(
     batch_invariant: bool = False,
     exchange: Exchange | None = None,
     fused_experts: FusedKernels | None = None,
+    adapters: CUDAAdapters | None = None,
 ) -> CUDAOps:
     """Return the arithmetic of an engine: FlashInfer's and torch's, and Triton's kernels on a device that has Triton.
 
-    With `exchange`, it is that of a rank of several. `fused_experts` compute the mixtures that they take; they are not
-    batch-invariant.
+    With `exchange`, it is that of a rank of several, and with `adapters` these add to projections. `fused_experts`
+    compute the mixtures that they take; they are not batch-invariant.
 
     Raises:
         ValueError: batch-invariant projections need Triton.
     """
     if device.type == "cpu":
         if batch_invariant:
-            return CUDAOps(flashinfer, linear_by_row, exchange=exchange, multiply_heads=heads_by_row)
-        return CUDAOps(flashinfer, functional.linear, exchange=exchange, fused_experts=fused_experts)
+            return CUDAOps(flashinfer, linear_by_row, exchange=exchange, multiply_heads=heads_by_row, adapters=adapters)
+        return CUDAOps(flashinfer, functional.linear, exchange=exchange, fused_experts=fused_experts, adapters=adapters)
     module = "linear_triton" if batch_invariant else "few_rows_triton"
     try:
         kernels = importlib.import_module(f"pagewood.engine.runner.cuda.kernels.{module}")
@@ -248,13 +256,28 @@ def cuda_ops(
         if batch_invariant:
             raise ValueError(f"batch_invariant needs Triton, which comes with torch for CUDA ({error})") from error
         _log.warning("steps of few requests are slower without Triton, which comes with torch for CUDA (%s)", error)
-        return CUDAOps(flashinfer, exchange=exchange, fused_experts=fused_experts)
+        return CUDAOps(flashinfer, exchange=exchange, fused_experts=fused_experts, adapters=adapters)
     if batch_invariant:
         return CUDAOps(
-            flashinfer, kernels.linear, expert_kernels=experts, exchange=exchange, multiply_heads=kernels.heads_linear
-        )
+            flashinfer, kernels.linear, expert_kernels=experts, exchange=exchange, multiply_heads=kernels.heads_linear,
+            adapters=adapters,
+        )  # fmt: skip
     silu_mul = partial(kernels.silu_mul, otherwise=flashinfer.silu_and_mul)
-    return CUDAOps(flashinfer, kernels.linear, silu_mul, experts, exchange, fused_experts=fused_experts)
+    return CUDAOps(
+        flashinfer, kernels.linear, silu_mul, experts, exchange, fused_experts=fused_experts, adapters=adapters
+    )
+
+
+def _low_rank_kernels(device: torch.device, *, batch_invariant: bool) -> LowRankKernels:
+    """Return what computes adapters: Triton's kernels on a device that has Triton, otherwise torch's."""
+    if device.type != "cpu":
+        try:
+            kernels: Any = importlib.import_module("pagewood.engine.runner.cuda.kernels.adapters_triton")
+        except ImportError as error:
+            _log.warning("adapters are slow without Triton, which comes with torch for CUDA (%s)", error)
+        else:
+            return kernels
+    return TorchLowRank(linear_by_row if batch_invariant else functional.linear)
 
 
 def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
@@ -389,9 +412,20 @@ def build_cuda_runner(
     where, fused_experts = device.torch_device, None
     if config.expert_kernels == "flashinfer":
         fused_experts = FusedKernels(flashinfer, partial(compile_experts, where, progress))
+    adapters: CUDAAdapters | None = None
+    if config.max_adapters:
+        adapters = CUDAAdapters(
+            num_slots=config.max_adapters,
+            max_rank=config.max_adapter_rank,
+            num_rows=config.num_rows,
+            device=device,
+            dtype=getattr(torch, dtype),
+            kernels=_low_rank_kernels(where, batch_invariant=config.batch_invariant),
+        )
     ops = cuda_ops(
-        flashinfer, where, batch_invariant=config.batch_invariant, exchange=exchange, fused_experts=fused_experts
-    )
+        flashinfer, where, batch_invariant=config.batch_invariant, exchange=exchange, fused_experts=fused_experts,
+        adapters=adapters,
+    )  # fmt: skip
     found = drafter_of(config, folder)
     free_before = device.free_bytes()
     drafter: LoadedDrafter | None = None
@@ -430,7 +464,7 @@ def build_cuda_runner(
     layout = model.config.memory_layout(page_size=config.page_size, dtype=_kv_dtype_of(config), groups=groups)
     parts = _Parts(
         device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, groups=groups, config=config,
-        rank=rank,
+        rank=rank, adapters=adapters,
     )  # fmt: skip
     num_pools = config.tensor_parallel_size if config.enable_dp_attention else 1
     budget = Budget(
@@ -486,6 +520,7 @@ def build_cuda_runner(
         windows=groups.windows,
         page_bytes=page_bytes,
         announces_pages=parts.has_drafts_beside,
+        adapters=adapters,
     )
 
 
@@ -523,6 +558,7 @@ class _Parts:
     groups: LayerGroups
     config: EngineConfig
     rank: CUDARank | None
+    adapters: CUDAAdapters | None
 
     @property
     def draft_layout(self) -> AnyLayout | None:
@@ -604,6 +640,7 @@ class _Parts:
             ranked=None if self.rank is None else _ranked(config),
             relay=None if self.rank is None else self.rank.relay,
             division=None if self.rank is None else self.rank.division(config.num_rows, num_frames),
+            adapters=self.adapters,
             progress=progress,
         )
         return runner, memory

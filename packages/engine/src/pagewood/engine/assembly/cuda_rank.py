@@ -18,10 +18,12 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from pagewood.engine.api import EngineConfig, Progress
+from pagewood.engine.assembly.adapter_source import AdapterFolders
 from pagewood.engine.assembly.expert_options import expert_change
 from pagewood.engine.assembly.lower_caches import WholePages, check_available, num_images
 from pagewood.engine.assembly.nodes import gathered
 from pagewood.engine.core.loop import Runner, RunnerLostError
+from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
@@ -42,6 +44,7 @@ from pagewood.engine.runner.ranks.hosts.meeting import own_host
 from pagewood.engine.runner.ranks.messages import Begin, CanMeet, FromRank, Ready
 from pagewood.engine.runner.ranks.noted_runner import NotedRunner
 from pagewood.engine.runner.ranks.notes import StepNotes
+from pagewood.engine.runner.ranks.ranked_adapters import FollowedAdapters
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 from pagewood.engine.runner.ranks.segment import mapped, segment_bytes
 from pagewood.engine.runner.ranks.stage_memory import StageMemory
@@ -346,8 +349,8 @@ def follower(
     segment: Segment,
     say: Callable[[FromRank], None],
     progress: Callable[[str, int, int], None],
-) -> Runner:
-    """Build the runner of a rank other than 0, on its device.
+) -> tuple[Runner, FollowedAdapters | None]:
+    """Build the runner of a rank other than 0, on its device, and its part of adapters, if there may be any.
 
     Args:
         begin: what rank 0 says of it.
@@ -379,4 +382,7 @@ def follower(
         device, flashinfer, config, model_folder(config.model), processors=processors, rank=rank, progress=progress
     )
     rank.share_pages(config, built.memory, built.page_bytes)
-    return rank.noted(built.runner)
+    adapters = None
+    if built.adapters is not None:
+        adapters = FollowedAdapters(AdapterFolders(built.adapters, model_modules(model_folder(config.model))), say)
+    return rank.noted(built.runner), adapters

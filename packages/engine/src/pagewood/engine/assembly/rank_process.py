@@ -152,7 +152,8 @@ def _runner(
     if begin.port is not None:
         from pagewood.engine.assembly.cuda_rank import follower
 
-        return follower(begin, memory, segment, talk, progress), None, None, None
+        runner, adapters = follower(begin, memory, segment, talk, progress)
+        return runner, None, None, adapters
 
     from pagewood.engine.assembly.cpu_rank import CPURank
     from pagewood.engine.assembly.cpu_weights import CPUWeights

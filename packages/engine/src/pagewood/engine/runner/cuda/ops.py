@@ -32,6 +32,7 @@ from pagewood.engine.models.ops import (
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
 from pagewood.engine.models.torch_ops import activated, norm_over_ranks, normed
+from pagewood.engine.runner.cuda.adapters import CUDAAdapters
 from pagewood.engine.runner.cuda.exchange import Exchange
 from pagewood.engine.runner.cuda.experts import CUDAExperts, ExpertKernels
 from pagewood.engine.runner.cuda.kernels.experts_flashinfer import FusedKernels
@@ -93,7 +94,8 @@ class CUDAOps:
     """
 
     __slots__ = (
-        "_exchange", "_expert_kernels", "_flashinfer", "_fused_experts", "_multiply", "_multiply_heads", "_silu_mul",
+        "_adapters", "_exchange", "_expert_kernels", "_flashinfer", "_fused_experts", "_multiply", "_multiply_heads",
+        "_silu_mul",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +107,7 @@ class CUDAOps:
         exchange: Exchange | None = None,
         multiply_heads: MultiplyHeads = multiply_heads,
         fused_experts: FusedKernels | None = None,
+        adapters: CUDAAdapters | None = None,
     ) -> None:
         """Compute with `flashinfer`, the module or an object with the same functions.
 
@@ -116,7 +119,9 @@ class CUDAOps:
             exchange: with the other ranks of the model; None: the model is whole.
             multiply_heads: computes products of heads with matrices of their own.
             fused_experts: compute the mixtures that they take instead of `expert_kernels`.
+            adapters: of the projections; None: there are none.
         """
+        self._adapters = adapters
         self._exchange = exchange
         self._flashinfer = flashinfer
         self._expert_kernels = expert_kernels
@@ -130,8 +135,8 @@ class CUDAOps:
         return DenseLinear(weight, bias, self._multiply)
 
     def adaptable(self, linear: Linear[Tensor], projection: Projection) -> Linear[Tensor]:
-        """Return `linear`: there are no adapters."""
-        return linear
+        """Return `linear`, or with adapters a projection to which they add."""
+        return linear if self._adapters is None else self._adapters.add(linear, projection)
 
     def exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`, both float32."""
@@ -291,7 +296,9 @@ class CUDAOps:
         return x.mul_(torch.tensor(factor, dtype=x.dtype))
 
     def take(self, x: Tensor, wanted: Tensor) -> Tensor:
-        """Return the rows of `x` at `wanted`."""
+        """Return the rows of `x` at `wanted`, of which alone there is more to compute."""
+        if self._adapters is not None:
+            self._adapters.narrow(wanted)
         return x.index_select(0, wanted)
 
     def concat(self, parts: Sequence[Tensor]) -> Tensor:

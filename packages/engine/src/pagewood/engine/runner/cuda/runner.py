@@ -25,6 +25,7 @@ from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.rope import PositionTable, long_shift, values_by_place
+from pagewood.engine.runner.cuda.adapters import CUDAAdapters
 from pagewood.engine.runner.cuda.attention import (
     AttentionPlanner,
     HostArrays,
@@ -279,8 +280,8 @@ class CUDARunner:
     """
 
     __slots__ = (
-        "_adjustments", "_attention", "_device", "_division", "_drafter", "_feature_memory", "_features", "_filters",
-        "_graphs", "_head", "_inexact", "_learned", "_lengths", "_mask_windows", "_model", "_num_launched",
+        "_adapters", "_adjustments", "_attention", "_device", "_division", "_drafter", "_feature_memory", "_features",
+        "_filters", "_graphs", "_head", "_inexact", "_learned", "_lengths", "_mask_windows", "_model", "_num_launched",
         "_page_table", "_processors", "_ranked", "_relay", "_reports", "_rotations", "_shifts", "_staging",
         "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
@@ -306,6 +307,7 @@ class CUDARunner:
         ranked: Ranked | None = None,
         relay: StageRelay | None = None,
         division: RequestDivision | None = None,
+        adapters: CUDAAdapters | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Allocate the tables and capture the graphs.
@@ -333,6 +335,7 @@ class CUDARunner:
             relay: of `model`, which is a stage of several; None: it has all layers.
             division: of the requests among ranks, each of which has pages of its own; None: this one has all, or its
                 part of all.
+            adapters: of the model's projections; None: there are none.
             progress: gets a report of every graph.
 
         Raises:
@@ -356,6 +359,7 @@ class CUDARunner:
         self._model = model
         self._storage = storage
         self._filters = None if batch_invariant else flashinfer
+        self._adapters = adapters
         self._device = device
         options = {"dtype": torch.int32, "device": device.torch_device}
         with torch.inference_mode():
@@ -426,6 +430,8 @@ class CUDARunner:
         device, tables = self._device, self._tables
         slot = self._staging.take()
         device.finish()
+        if self._adapters is not None:
+            self._adapters.is_used = True
         with device.computing():
             self._graphs = capture_graphs(
                 sizes,
@@ -471,6 +477,8 @@ class CUDARunner:
         with torch.inference_mode(), self._device.computing():
             slot = self._staging.take()
             num_empty = self._attention.num_empty_grants(batch.num_tokens, len(batch.rows))
+            if self._adapters is not None:
+                self._adapters.admit(batch)
             arrays = step_arrays(batch, self._tables, num_empty=num_empty, all_wanted=True)
             host, step = _upload(slot, arrays)
             states = self._states(host, step, self._update(host, step), slot, is_decode=False)
@@ -521,6 +529,8 @@ class CUDARunner:
         self._adjustments.admit(batch)
         self._processors.admit(batch)
         self._reports.admit(batch)
+        if self._adapters is not None:
+            self._adapters.admit(batch)
         if self._drafter is not None:
             self._drafter.note(batch)
         try:
@@ -972,6 +982,9 @@ class CUDARunner:
 
     def _apply_updates(self, step: StepArrays[Tensor] | VerifyArrays[Tensor]) -> None:
         """Queue what the batch changes in the tables."""
+        if len(step.adapter_slots) and self._adapters is not None:
+            rows = step.adapted_rows.view(torch.int64)
+            self._adapters.note_rows(rows, step.adapter_slots, step.adapter_starts)
         if len(step.shifts) and self._shifts is not None:
             self._shifts.index_copy_(0, step.shifted_rows.view(torch.int64), step.shifts)
         if len(step.page_ids):
@@ -1027,6 +1040,8 @@ class CUDARunner:
         """
         captured = () if self._head is None else self._head.captured
         places = positions
+        if self._adapters is not None:
+            self._adapters.begin(torch.div(sources, self._tables.tokens_per_row, rounding_mode="floor"), positions)
         if self._shifts is not None:
             own = sources if division is None else division.own(sources)
             rows = torch.div(own, self._tables.tokens_per_row, rounding_mode="floor")

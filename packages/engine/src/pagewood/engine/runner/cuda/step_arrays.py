@@ -69,6 +69,12 @@ class StepArrays(Generic[X]):
     """[2A] int64 viewed as int32, rows of admitted requests."""
     shifts: X
     """[A] how far the places of their positions are behind the positions."""
+    adapted_rows: X
+    """[2A] int64 viewed as int32, rows of all admitted requests; [0] without adapters."""
+    adapter_slots: X
+    """[A] the slots of their adapters; -1: none."""
+    adapter_starts: X
+    """[A] the first positions that these compute."""
     sources: X
     """[T] place of each token in the token table."""
     positions: X
@@ -174,6 +180,9 @@ def updates(batch: Batch, tables: TableShape) -> dict[str, Int32]:
         "token_ids": batch.token_ids,
         "shifted_rows": _wide(batch.rows[batch.admitted] if len(batch.is_long) else batch.is_long),
         "shifts": batch.is_long * np.int32(tables.long_shift),
+        "adapted_rows": _wide(batch.rows[batch.admitted] if len(batch.adapters) else batch.adapters[:, 0]),
+        "adapter_slots": batch.adapters[:, 0],
+        "adapter_starts": batch.adapters[:, 2],
     }
 
 

@@ -78,7 +78,7 @@ def add_model_options(page: Page) -> None:
         default=DEFAULTS.max_adapters,
         metavar="N",
         help="adapters used at the same time (default: 0, no adapters)",
-        more="More may be loaded; their requests take turns. On a CPU only.",
+        more="More may be loaded; their requests take turns.",
     )
     model.add(
         "--max-adapter-rank",

@@ -38,6 +38,9 @@ class VerifyArrays(Generic[X]):
     token_ids: X
     shifted_rows: X
     shifts: X
+    adapted_rows: X
+    adapter_slots: X
+    adapter_starts: X
     rows: X
     """[G] row of each grant; for padding, the last row of the tables."""
     starts: X

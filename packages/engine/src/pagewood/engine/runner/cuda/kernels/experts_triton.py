@@ -265,7 +265,7 @@ def _arrange(chosen, order, starts, num_slots, num_experts, SLOTS: tl.constexpr,
 
 
 @triton.jit
-def _find(starts, num_experts, BINS: tl.constexpr, ROWS: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def find_tile(starts, num_experts, BINS: tl.constexpr, ROWS: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Return the expert of this program's tile, the first place of the tile, and the end of the expert's places."""
     tile, bins = tl.program_id(0), tl.arange(0, BINS)
     firsts = tl.load(starts + bins, mask=bins < num_experts, other=0)
@@ -285,7 +285,7 @@ def _gated(
     ALPHA: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Compute a tile of the activation: both projections of the rows of some slots, which lie in `x` by token."""
-    expert, first, end = _find(starts, num_experts, BINS, ROWS)
+    expert, first, end = find_tile(starts, num_experts, BINS, ROWS)
     if first >= end:
         return
     places, columns, deep = (
@@ -360,7 +360,7 @@ def _down(
     DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Compute a tile of results, from rows in the order of experts, and write each to the place of its slot."""
-    expert, first, end = _find(starts, num_experts, BINS, ROWS)
+    expert, first, end = find_tile(starts, num_experts, BINS, ROWS)
     if first >= end:
         return
     places, columns, deep = (
