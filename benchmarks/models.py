@@ -12,6 +12,7 @@ dense     a Gemma 3 with windows
 experts   a mixture like Qwen3's, 1.5 billion parameters, of which 0.3 are active
 latent    a small DeepSeek V2, with the latents and heads of V2 Lite
 context   the same behind 8,192 tokens, at one request: decoding alone
+hybrid    a small Qwen3.5: three of four layers have a state of 16 matrices of 128 by 128 instead of keys and values
 
 Weights are random, numbers float32. Every system stays loaded in a process of its own and is asked once a round, in
 another order each time, for answers to random prompts. Tokens are sampled with temperature 1: greedy answers of random
@@ -114,6 +115,18 @@ LATENT = Shape(
     num_chosen=4,
     num_experts=16,
 )  # fmt: skip
+HYBRID = Shape(
+    model_type="qwen3_5_text",
+    fields={
+        "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 8192, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    },
+    quick={"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "linear_num_key_heads": 2,
+           "linear_num_value_heads": 2},
+    gguf="qwen35",
+    keys={},
+)  # fmt: skip
 SHAPES: Mapping[str, Shape] = MappingProxyType(
     {
         "dense": Shape(
@@ -142,6 +155,7 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
             num_experts=64,
         ),
         "latent": LATENT,
+        "hybrid": HYBRID,
         "context": replace(LATENT, context=CONTEXT),
     }
 )  # fmt: skip

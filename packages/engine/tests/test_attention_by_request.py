@@ -30,7 +30,7 @@ from pagewood.engine.offline.calls import EngineFailedError
 from pagewood.engine.offline.llm import LLM
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.program.division import DividedPass
-from pagewood.engine.runner.cpu.program.processing import integers_at
+from pagewood.engine.runner.cpu.program.tape import integers_at
 from ranked_engines import generate_for, group_of, is_alive
 
 Scopes = NDArray[np.int64]

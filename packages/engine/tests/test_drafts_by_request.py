@@ -35,7 +35,7 @@ from pagewood.engine.runner.cpu.drafts.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
 from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision
 from pagewood.engine.runner.cpu.program.passes import RowTables
-from pagewood.engine.runner.cpu.program.processing import integers_at
+from pagewood.engine.runner.cpu.program.tape import integers_at
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.ranks.segment import Segment, segment_bytes
 from pagewood.engine.testing.random_drafting import RandomDrafting

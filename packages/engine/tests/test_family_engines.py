@@ -19,13 +19,13 @@ import pytest
 
 from families.case import build
 from families.changed import disturbed, with_prediction
-from families.registry import CASES
+from families.registry import CASES, RECURRENT
 from pagewood.engine.api import Grammar, PoolingParams
 from scenarios.scenario import Arrival, Scenario
 from speculating import Drafter, Report, arrival, plain_engines, run, traffic
 
-FEW = ("gemma4-small", "llama4", "gpt-oss", "deepseek3")
-"""Two sizes of heads and KV of earlier layers; attention within chunks; sinks and experts; latents."""
+FEW = ("gemma4-small", "llama4", "gpt-oss", "deepseek3", "lfm2", "qwen3-next")
+"""Two sizes of heads and KV of earlier layers; attention within chunks; sinks and experts; latents; states."""
 PREDICTING = ("deepseek3", "deepseek3-dense", "deepseek32", "glm4-moe", "glm4-lite")
 """Families whose checkpoints may have a layer for multi-token prediction, in the naming of DeepSeek and GLM."""
 MAX_LENGTH = 48
@@ -86,6 +86,13 @@ def served(folder: Path, kind: str, *, seed: int = 0, overlap: bool = True, **op
 def test_everything_at_once(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     build(CASES[name], folder)
+    if name in RECURRENT:
+        loads = [{}, {"overlap": False}, {"kv_cache_dtype": "int8"}, {"state_places": 5}]
+        found = [served(folder, "off", seed=seed, **load) for seed, load in enumerate(loads)]
+        assert sum(report.num_cached_tokens for report in found) > 0, [report.num_cached_tokens for report in found]
+        assert all(report.num_aborted for report in found)
+        assert sum(report.num_preempted for report in found) > 0
+        return
     disturbed(folder, tmp_path / "draft")
     reports = {
         "plain": served(folder, "off"),

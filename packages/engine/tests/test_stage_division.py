@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from families.case import build
-from families.registry import CASES
+from families.registry import CASES, DIVIDED
 from pagewood.engine.model_folder import load
 from pagewood.engine.model_folder.load import layer_bytes, load_model
 from pagewood.engine.models.config import ModelConfig
@@ -26,7 +26,7 @@ from rank_threads import text_logits, text_states
 from seeded_faults import seed_fault
 
 FEW = ("gemma4-small", "gpt2", "qwen3-moe")
-PARAMETERS = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+PARAMETERS = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in DIVIDED]
 
 
 def heaviest(weights: list[int], cuts: tuple[int, ...], head: int) -> int:

@@ -34,6 +34,8 @@ class DrivenSequence:
     """Whether it has the second set of factors of a model with two."""
     adapter: tuple[int, int, int] | None = None
     """See `Batch.adapters`; None: the runner has no adapters."""
+    state: int = -1
+    """The place of the state that it has; -1: zeros."""  # written by: row_driver
     is_admitted: bool = False
     """Whether a step for it has been built."""  # written by: row_driver
 
@@ -48,6 +50,10 @@ class DrivenSequence:
         return self.tokens[self.num_prompt :]
 
 
+MOST_ROWS = 32
+"""Rows of a driven runner with recurrent layers, at most; the places of copies are behind theirs."""
+
+
 class RowDriver:
     """Gives sequences rows and pages, and builds the batches that compute them.
 
@@ -55,11 +61,19 @@ class RowDriver:
     so that a kernel that assumes consecutive pages fails.
     """
 
-    __slots__ = ("_free", "_num_rows", "_page_size", "_runner", "_short_length")
+    __slots__ = ("_free", "_has_states", "_num_rows", "_page_size", "_runner", "_short_length")
 
     def __init__(
-        self, runner: Runner, *, num_pages: int, page_size: int, seed: int = 0, short_length: int | None = None
+        self,
+        runner: Runner,
+        *,
+        num_pages: int,
+        page_size: int,
+        seed: int = 0,
+        short_length: int | None = None,
+        has_states: bool = False,
     ) -> None:
+        self._has_states = has_states
         self._short_length = short_length
         self._runner = runner
         self._page_size = page_size
@@ -84,6 +98,7 @@ class RowDriver:
         """
         shared = share.pages[:num_shared_pages] if share else []
         num_cached = len(shared) * self._page_size
+        assert share is None or not self._has_states or num_shared_pages == share.num_prompt // self._page_size
         self._num_rows += 1
         return DrivenSequence(
             row=self._num_rows - 1,
@@ -96,7 +111,12 @@ class RowDriver:
             seed=seed,
             is_long=self._short_length is not None and max(len(prompt), max_length) > self._short_length,
             adapter=adapter,
+            state=-1 if share is None else self._copy_of(share),
         )
+
+    def _copy_of(self, sequence: DrivenSequence) -> int:
+        """Return the place of a copy of the state behind the last whole page of a prompt."""
+        return MOST_ROWS + sequence.row
 
     def batch(self, work: Sequence[tuple[DrivenSequence, int]], *, drafts: Sequence[int] | None = None) -> Batch:
         """Build the step that computes the next positions of each sequence, at most the given number.
@@ -111,6 +131,8 @@ class RowDriver:
         pages: list[tuple[int, int, int]] = []
         tokens: list[tuple[int, int, int]] = []
         grants: list[tuple[int, int, int]] = []
+        states: list[tuple[int, int]] = []
+        copies: list[tuple[int, int, int]] = []
         sampled: list[int] = []
         promised: list[int] = []
         for (sequence, most), num_wanted in zip(work, drafts or [0] * len(work), strict=True):
@@ -130,6 +152,11 @@ class RowDriver:
                 sampled.append(len(grants))
                 promised.append(1 + num_drafts)
             grants.append((sequence.row, start, count + num_drafts))
+            states.append((sequence.state, sequence.row))
+            sequence.state = sequence.row
+            copied = sequence.num_prompt // self._page_size * self._page_size
+            if start < copied <= start + count:
+                copies.append((len(grants) - 1, copied - start, self._copy_of(sequence)))
         chosen = [work[i][0] for i in sampled]
         admitted = [i for i, (sequence, _) in enumerate(work) if not sequence.is_admitted]
         for i in admitted:
@@ -137,7 +164,12 @@ class RowDriver:
         page_rows, page_columns, page_ids = _columns(pages)
         token_rows, token_positions, token_ids = _columns(tokens)
         rows, starts, counts = _columns(grants)
+        own = {}
+        if self._has_states:
+            own["states"] = np.array(states, np.int32)
+            own["state_copies"] = np.array(copies, np.int32).reshape(-1, 3)
         return Batch(
+            **own,
             admitted=np.array(admitted, np.int32),
             namespaces=np.zeros(len(admitted), np.int64),
             is_long=np.array([] if self._short_length is None else [work[i][0].is_long for i in admitted], np.int32),

@@ -607,10 +607,14 @@ class CachedPrefix:
     It depends on the request's own namespace only, so it reveals nothing about others.
     """
 
-    cause: Literal["complete", "page_rounding", "evicted", "window_evicted", "never_seen", "no_cache"]
+    cause: Literal[
+        "complete", "page_rounding", "evicted", "window_evicted", "snapshot_evicted", "no_snapshot", "never_seen",
+        "no_cache",
+    ]  # fmt: skip
     """complete: all that can be reused was cached; page_rounding: the cached text goes on within the next page, and
     only whole pages are cached; evicted: more was cached before; window_evicted: more is cached, but in layers with a
-    window, the memory of the pages before its end was used for something else; never_seen: no longer prefix is cached,
+    window, the memory of the pages before its end was used for something else; snapshot_evicted and no_snapshot: more
+    is cached, but not the state of recurrent layers at its end; never_seen: no longer prefix is cached,
     or remembered; no_cache: the engine keeps no prefixes."""
     num_reusable_tokens: int
     """Most tokens of the prompt that could come from a cache: all but the last one, whose logits are needed, and fewer
@@ -770,7 +774,7 @@ _COUNTS = (
 """Fields of `EngineConfig` that are at least 1."""
 _OPTIONAL_COUNTS = (
     "max_running", "chunked_prefill_size", "joint_prefill_tokens", "num_threads", "max_total_tokens", "max_length",
-    "cuda_graph_max_batch",
+    "cuda_graph_max_batch", "state_places",
 )  # fmt: skip
 """Fields of `EngineConfig` that are None or at least 1."""
 
@@ -881,6 +885,9 @@ class EngineConfig:
     give memory back. None, on a CPU: 2,048 for each request that may run (or the longest request, if that is shorter),
     at least one longest request, at most a quarter of the free memory; the system provides it as it is used. On CUDA:
     all that `mem_fraction` leaves."""
+    state_places: int | None = None
+    """Places for the states of recurrent layers: one for each request that may run, and copies that the prefix cache
+    keeps; None: five for each request, in at most an eighth of the free memory."""
     mem_fraction: float = 0.9
     """Fraction of a CUDA device's free memory for weights, activations, graphs and KV memory together."""
     page_size: int = 16

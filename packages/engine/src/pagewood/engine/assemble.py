@@ -22,6 +22,7 @@ from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV, PageRange
 from pagewood.engine.core.memory.kv import KVSpace, NoPrefixCache, PrefixCache
 from pagewood.engine.core.memory.page_groups import PageGroups, most_pages, num_frames_needed
 from pagewood.engine.core.memory.retention import Retention
+from pagewood.engine.core.memory.states import StatePlaces
 from pagewood.engine.core.observe.expert_load import ExpertRows
 from pagewood.engine.core.queue.deadlines import Deadlines
 from pagewood.engine.core.queue.priority_preemption import PriorityPreemption
@@ -138,6 +139,9 @@ def assemble(
             notes=observer,
             allocator=own,
             adapters=adapters,
+            states=StatePlaces(info.num_states, page_size=page_size, interval=info.state_interval)
+            if info.num_states
+            else None,
             page_size=page_size,
             num_rows=config.num_rows,
             free_rows=free_rows,
@@ -167,7 +171,7 @@ def assemble(
         kv=kv,
         deferral=policy.deferral,
         lending=Lending[Request]() if config.prefix_cache else None,
-        is_watching=policy.is_watching,
+        is_watching=policy.is_watching and not info.num_states,  # a watch does not know of snapshots
         quota_queue=None if quotas is None else QuotaQueue(quotas),
         notes=observer,
     )
@@ -252,6 +256,7 @@ def assemble(
             groups=groups,
             has_lengths=info.short_length is not None,
             adapters=adapters,
+            kv=kv if isinstance(kv, KVSpace) else None,
         ),
         runner=runner,
         inbox=inbox,

@@ -8,6 +8,10 @@ from families.ropes import rope
 _END = {"eos_token_id": 0, "bos_token_id": 1}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 20, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 CASES = {
     "qwen2": Case(kind="Qwen2", extra={"tie_word_embeddings": True}),
     "qwen2-windows": Case(
@@ -63,5 +67,36 @@ CASES = {
     ),
     "qwen3-moe": Case(
         kind="Qwen3Moe", extra={**_EXPERTS, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]}
+    ),
+    "qwen3-next": Case(
+        kind="Qwen3Next",
+        norms_from_zero=True,
+        extra={
+            **_EXPERTS,
+            **_DELTA,
+            "head_dim": 16,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3.5": Case(
+        kind="Qwen3_5",
+        config="Qwen3_5TextConfig",
+        norms_from_zero=True,
+        extra={**_DELTA, "head_dim": 16, "linear_num_value_heads": 2, "num_hidden_layers": 4, "layer_types": None},
+    ),
+    "qwen3.5-vl": Case(
+        kind="Qwen3_5",
+        config="Qwen3_5TextConfig",
+        is_inside=True,
+        norms_from_zero=True,
+        extra={**_END, **_DELTA, "head_dim": 16, "linear_num_value_heads": 2},
+    ),
+    "qwen3.5-moe": Case(
+        kind="Qwen3_5Moe",
+        config="Qwen3_5MoeTextConfig",
+        norms_from_zero=True,
+        extra={**_EXPERTS, **_DELTA, "head_dim": 16, "shared_expert_intermediate_size": 40},
     ),
 }

@@ -14,6 +14,7 @@ from families import (
     gpt_neox,
     gpt_oss,
     granite,
+    liquid,
     llama,
     nemotron,
     olmo,
@@ -41,11 +42,17 @@ CASES: dict[str, Case] = {
     **glm.CASES,
     **phi.CASES,
     **ernie.CASES,
+    **liquid.CASES,
 }
 ROUNDED = (
     "llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma2", "gemma3", "starcoder2", "qwen3-moe",
     "gemma4-small", "gemma4-large", "deepseek3-dense",
 )  # fmt: skip
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""
-DIVIDED = CASES
-"""Cases that ranks can compute together: all."""
+RECURRENT = (
+    "lfm2", "lfm2-biases", "granite4-states", "granite4-groups", "granite4-moe", "qwen3-next", "qwen3.5",
+    "qwen3.5-moe", "qwen3.5-vl",
+)  # fmt: skip
+"""Cases with recurrent layers, which nothing drafts for."""
+DIVIDED = {name: case for name, case in CASES.items() if name not in RECURRENT}
+"""Cases that ranks can compute together."""

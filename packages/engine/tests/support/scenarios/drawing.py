@@ -131,6 +131,16 @@ def with_windows(scenario: Scenario, rng: random.Random, *, has_whole: bool | No
     return replace(scenario, windows=windows, num_pages=rng.randint(fewest_pages, 2 * fewest_pages))
 
 
+def with_states(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the scenario for a model with recurrent layers, with few or many places for their states."""
+    num_rows, page_size = scenario.config.num_rows, scenario.config.page_size
+    return replace(
+        scenario,
+        num_states=rng.choice((num_rows, num_rows + 1, 2 * num_rows, 5 * num_rows)),
+        state_interval=page_size * rng.choice((1, 1, 2, 5)),
+    )
+
+
 def with_drafts(scenario: Scenario, rng: random.Random) -> Scenario:
     """Return the scenario for an engine that speculates, with a drafter of random quality."""
     return replace(scenario, max_drafts=rng.choice((1, 2, 4, 8)), guess_quality=rng.choice((0.0, 0.5, 0.9, 1.0)))

@@ -274,6 +274,8 @@ class _Run:
             page_size=scenario.config.page_size,
             num_pools=scenario.num_pools,
             windows=scenario.windows,
+            num_states=scenario.num_states,
+            state_interval=scenario.state_interval,
             vector_size=STATE_SIZE,
             long_step_tokens=scenario.long_step_tokens,
         )
@@ -390,6 +392,7 @@ class _Run:
             guess_quality=self._scenario.guess_quality,
             leaves_out=self._scenario.leaves_out,
             requests=self._requests_with_rows,
+            num_states=self._scenario.num_states,
             adapters=self._adapters.contents.__getitem__ if self._scenario.config.max_adapters else None,
         )
         self._runner = FaultyRunner(
@@ -609,6 +612,7 @@ class _Run:
                 window=self._window,
                 adapter=adapter,
                 adapter_start=adapter_start,
+                has_states=self._scenario.num_states > 0,
             )
             self._check_logprobs(name, arrival, output)
             grammar = arrival.sampling.grammar

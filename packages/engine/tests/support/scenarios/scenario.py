@@ -89,6 +89,10 @@ class Scenario:
     """Tokens of a step that is retired before the next one is launched; 0: no step is."""
     windows: tuple[int | None, ...] = (None,)
     """The window of each group of layers; read by the runner that `run_scenario` makes."""
+    num_states: int = 0
+    """Places of states, as if layers were recurrent; 0: there are none. Then nothing is drafted, and weights stay."""
+    state_interval: int = 0
+    """See `EngineInfo.state_interval`."""
     is_encoded: bool = False
     """Whether batches and results pass between engine and runner as bytes."""
     num_ranks: int = 1

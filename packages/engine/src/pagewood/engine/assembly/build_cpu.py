@@ -17,6 +17,7 @@ from pagewood.engine.assembly.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.encoder_options import for_encoder
 from pagewood.engine.assembly.expert_options import expert_change
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
+from pagewood.engine.assembly.host_states import state_sizes
 from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.assembly.nodes import gathered, threads_of_node
@@ -86,6 +87,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     num_ranks = config.num_ranks
     if config.enable_dp_attention:
         chosen(config.resolved(), Policies(), page_size=config.page_size).check_pools()
+    state_sizes(config, model_config, page_bytes=1)  # what it refuses is refused before anything is loaded
     model_config.for_shard(_shard(config))  # what cannot be divided is refused before processes are started
     cuts = stage_cuts(config, folder, model_config, is_stored=config.weights == "auto")
     num_threads = threads_of_node(config)
@@ -179,6 +181,8 @@ def _engine(
         windows=rank.groups.windows,
         short_length=rank.loaded.model.short_length,
         announces_pages=rank.announces_pages,
+        num_states=rank.states.num_places,
+        state_interval=rank.states.interval,
         vector_size=parts.model.hidden_size,
         generates=not parts.model.is_encoder,
         page_bytes=page_bytes,
@@ -201,6 +205,15 @@ def _engine(
         parts.num_threads,
         "" if group is None else _described(config),
     )
+    if (states := parts.model.states) is not None:
+        _log.info(
+            "recurrent layers: %d states of %.1f MB, one for each of %d requests and the others for cached prefixes, "
+            "within prompts every %d tokens",
+            info.num_states,
+            states.bytes_per_page / 1e6,
+            config.num_rows,
+            info.state_interval,
+        )
     control = draft_control(config, are_cores_taken=TakenCores())
 
     def make_runner(kv: AnyKV) -> Runner:

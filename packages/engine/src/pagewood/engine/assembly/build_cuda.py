@@ -39,6 +39,7 @@ from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.model_folder.vector_tail import read_vector_tail
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.parts.choice import WithPages
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig
@@ -288,6 +289,8 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
     """
     if model.is_encoder:
         raise ValueError(f"device must be cpu for an encoder such as {model.architecture}, got {config.device!r}")
+    if model.states is not None:
+        raise ValueError(f"device must be cpu for recurrent layers as in {model.architecture}, got {config.device!r}")
     if isinstance(model.layers[0].mixer, LatentAttentionConfig):
         return _needs_of(config, model)
     for head_dim in model.head_dims:
@@ -686,7 +689,9 @@ def _graph_bytes(
         num_ranks * (sum(sizes) + 2 * largest * width) * model.vocab_size * item_bytes
     )  # for verification: one, and a copy
     widest = max(width, 1)
-    sizes_of_layers = (layer.mixer.q_size + layer.feed_forward.size for layer in model.layers)
+    sizes_of_layers = (
+        mixer.q_size + layer.feed_forward.size for layer in model.layers if isinstance(mixer := layer.mixer, WithPages)
+    )
     inputs = 0 if model.inputs is None else model.num_layers * model.inputs.size
     activations = largest * widest * 4 * (model.hidden_size + max(sizes_of_layers) + inputs) * item_bytes
     num_groups = len(model.groups(max_length=longest).windows)

@@ -17,6 +17,7 @@ import torch
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.assembly.expert_options import expert_change, expert_rows
 from pagewood.engine.assembly.host_pages import host_pages
+from pagewood.engine.assembly.host_states import StateSizes, state_sizes
 from pagewood.engine.assembly.stage_place import StagePlace
 from pagewood.engine.core.loop import Runner
 from pagewood.engine.core.memory.page_groups import most_pages
@@ -95,8 +96,8 @@ class CPURank:
 
     __slots__ = (
         "_beside", "_config", "_drafter", "_exchange", "_found", "_head", "_head_dims", "_kernel", "_load",
-        "_make_drafter", "_max_position", "_num_threads", "_populators", "_runner", "_storage", "_units", "_variants",
-        "adapters", "groups", "layout", "loaded", "memory", "page_bytes",
+        "_make_drafter", "_max_position", "_num_threads", "_populators", "_runner", "_states", "_storage", "_units",
+        "_variants", "adapters", "groups", "layout", "loaded", "memory", "page_bytes", "states",
     )  # fmt: skip
 
     def __init__(
@@ -178,6 +179,10 @@ class CPURank:
         """The layout of a frame on this rank."""
         self.page_bytes = self._measured_page()
         """Bytes of a page on this rank, with its frames and what a drafter has beside them."""
+        self.states: StateSizes = state_sizes(config, model.config, page_bytes=self.page_bytes)
+        """How many states of recurrent layers there are."""
+        self._states: PageMemory | None = None
+        """The memory of states; None: no layer is recurrent."""  # written by: allocate
         self._kernel: StepKernel | None = None  # written by: compile
         self._storage: AnyStorage | None = None  # written by: allocate
         self._beside: PageMemory | None = None  # written by: allocate
@@ -219,6 +224,8 @@ class CPURank:
         """
         for populator in self._populators:
             populator.give_back()
+        if self._states is not None:
+            self._states.release()
 
     def provide_kv(self) -> None:
         """Have the system provide the first KV memory again, as at the start."""
@@ -303,6 +310,8 @@ class CPURank:
             shared: descriptor of the memory that it lies in, of `shared_bytes`; None: it is new.
         """
         made = self._made(num_pages, shared)
+        if (layout := self.loaded.model.config.states) is not None:
+            self._states = allocate(layout, self.states.num_places)
         self.memory, self._storage, self._beside = made.memory, made.storage, made.beside
         if made.joint is not None:
             assert self._drafter is not None
@@ -417,6 +426,7 @@ class CPURank:
             exchange=self._exchange if self._config.enable_dp_attention else None,
             watch=watch if place is None else place.watch,
             adapters=self.adapters,
+            states=self._states,
         )
         runner: Runner = own
         for one in (self.memory, self._beside):

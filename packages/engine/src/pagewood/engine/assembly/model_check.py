@@ -28,8 +28,10 @@ from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.models.torch_recurrence import WholeTextStates
 from pagewood.engine.runner.storage import storage_for
 from pagewood.engine.weights.gguf.folder import is_gguf
+from pagewood.kvpool.memory import allocate
 
 Number = Literal["float32", "bfloat16", "float16"]
 TOLERANCES: dict[Number, float] = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.03}
@@ -214,7 +216,8 @@ def _states(folder: Path, text: Sequence[int], *, device: torch.device) -> list[
     numbers = (*range(num_layers), num_layers + 1)
     is_short = model.config.is_short(length)
     rotations = [rope(positions, is_short=is_short) for rope in model.ropes]
-    return model.states(tokens, rotations, attention, positions, captured=numbers)[1]
+    recurrence = WholeTextStates(length)
+    return model.states(tokens, rotations, attention, positions, recurrence=recurrence, captured=numbers)[1]
 
 
 def _logits(
@@ -222,7 +225,9 @@ def _logits(
 ) -> tuple[Tensor, str]:
     """Return the logits `[T, V]` of a runner that computes the text in chunks, and its name."""
     max_length, num_pages = len(text) + 1, len(text) // _PAGE + 2
-    short_length = ModelConfig.from_folder(folder).short_length if is_native else None
+    config = ModelConfig.from_folder(folder) if is_native else None
+    short_length = None if config is None else config.short_length
+    has_states = config is not None and config.states is not None
     is_long = np.empty(0, np.int32) if short_length is None else np.array([len(text) > short_length], np.int32)
     if not is_native:
         from pagewood.engine.runner.cuda.device import CUDADevice
@@ -243,7 +248,7 @@ def _logits(
         runner, name = _cpu_runner(folder, max_length, num_pages, dtype=dtype), "the CPU program"
     else:
         runner, name = _cuda_runner(folder, max_length, dtype=dtype), "the CUDA runner"
-    parts = [torch.as_tensor(runner.forward(batch)).clone() for batch in _batches(text, is_long)]
+    parts = [torch.as_tensor(runner.forward(batch)).clone() for batch in _batches(text, is_long, has_states=has_states)]
     runner.close()
     return torch.cat(parts), name
 
@@ -266,6 +271,7 @@ def _cpu_runner(folder: Path, max_length: int, num_pages: int, *, dtype: Number)
         max_rows=1,
         max_length=max_length,
         num_threads=torch.get_num_threads(),
+        states=None if model.config.states is None else allocate(model.config.states, 1),
     )
 
 
@@ -284,8 +290,8 @@ def _cuda_runner(folder: Path, max_length: int, *, dtype: Number) -> Any:
     return build_cuda_runner(device, flashinfer, config, folder, progress=None).runner
 
 
-def _batches(text: Sequence[int], is_long: Int32) -> list[Batch]:
-    """Return steps that compute a text in chunks, on the first pages; for `is_long` see `Batch`."""
+def _batches(text: Sequence[int], is_long: Int32, *, has_states: bool) -> list[Batch]:
+    """Return steps that compute a text in chunks, on the first pages and with the first state; see `Batch`."""
     num_pages, empty = -(-len(text) // _PAGE), np.empty(0, np.int32)
     pages, places = (np.arange(num, dtype=np.int32) for num in (num_pages, len(text)))
     ids = np.array(text, np.int32)
@@ -303,6 +309,7 @@ def _batches(text: Sequence[int], is_long: Int32) -> list[Batch]:
             token_ids=ids if is_first else empty,
             rows=np.zeros(1, np.int32),
             starts=np.array([start], np.int32),
+            states=np.array([[-1 if is_first else 0, 0]] * has_states, np.int32).reshape(-1, 2),
             counts=np.array([min(_CHUNK, len(text) - start)], np.int32),
             sampled=empty,
             num_promised=empty,

@@ -114,6 +114,10 @@ def cached(
         return text + (f", to make room for request {evicted_for}" if evicted_for else "")
     if cause == "window_evicted":
         return text + f"those up to {num_possible:,} lacked the windows before their end, which had been evicted"
+    if cause == "snapshot_evicted":
+        return text + f"the state of recurrent layers behind {num_possible:,} had been evicted"
+    if cause == "no_snapshot":
+        return text + f"those up to {num_possible:,} were cached without the state of recurrent layers at their end"
     if cause == "page_rounding" and num_possible == num_cached:
         return text + f"the rest is less than a page of {page_size}, and only whole pages can be used"
     if cause == "page_rounding":

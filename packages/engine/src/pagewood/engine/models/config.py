@@ -8,14 +8,16 @@ from pathlib import Path
 
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
+from pagewood.engine.models.families.mixture import NUM_EXPERTS
 from pagewood.engine.models.families.registry import FAMILIES
 from pagewood.engine.models.fields.agreement import NUM_MTP_LAYERS, check_fields
 from pagewood.engine.models.fields.end_tokens import tokenizer_end
 from pagewood.engine.models.fields.layers import read_layers
 from pagewood.engine.models.fields.multipliers import read_multiplier, read_output
 from pagewood.engine.models.limits import LARGEST, check_size, read_size
-from pagewood.engine.models.memory import layer_groups, memory_layout
+from pagewood.engine.models.memory import layer_groups, memory_layout, state_layout
 from pagewood.engine.models.parts.attention import AttentionConfig, Order
+from pagewood.engine.models.parts.choice import WithPages
 from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
@@ -27,7 +29,7 @@ from pagewood.engine.models.parts.rope import PositionConfig, PositionNumbers, R
 from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stage import Stage
 from pagewood.engine.weights.quantisation import check_method
-from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
+from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout, StateLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,9 @@ class ModelConfig:
         for name in ("vocab_size", "hidden_size", "max_position"):
             check_size(name, getattr(self, name))
         check_size("num_layers", len(self.layers))
+        if not any(isinstance(layer.mixer, WithPages) for layer in self.layers):
+            raise ValueError("layers must not all be recurrent: one must have attention")
+        state_layout([layer.mixer for layer in self.layers])  # may raise
         frames = {layer.frame.before_mixer is None: layer.frame for layer in self.layers[1:]}
         if len(frames) > 1:
             raise ValueError(f"layers behind the first must all have norms before their mixers, or none, got {frames}")
@@ -168,6 +173,11 @@ class ModelConfig:
         found = dict.fromkeys(one for layer in self.layers for one in layer.mixer.position_configs)
         numbers = (PositionNumbers(length=self.max_position),) if self.has_learned_positions else ()
         return (*numbers, *found)
+
+    @property
+    def states(self) -> StateLayout | None:
+        """The layout of the states of recurrent layers; None: there are none."""
+        return state_layout([layer.mixer for layer in self.layers])
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
@@ -283,6 +293,8 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
     fields = _text_fields(fields, family)
     if family.by_text_type:
         family = family.by_text_type.get(fields.text("model_type", ""), family)
+    if family.without_experts is not None and not any(fields.values.get(name) for name in NUM_EXPERTS):
+        family = family.without_experts
     check_method(fields)
     check_fields(fields, read=family.reads, ignored=family.ignores, usual=family.defaults)
     fields = _with_defaults(fields.renamed(family.field_names), family)

@@ -20,6 +20,7 @@ from pagewood.engine.models.ops import (
     Norm,
     Ops,
     Projection,
+    Recurrence,
     RowDivision,
     Step,
     Weights,
@@ -120,7 +121,15 @@ class Decoder(Generic[A]):
         if config.has_last_norm and self.stage.is_last:
             self._norm = read_norm(config.norm, weights, "model.norm", config.hidden_size)
 
-    def __call__(self, tokens: A, rotations: Sequence[tuple[A, A]], attention: Attention[A], wanted: A) -> A:
+    def __call__(
+        self,
+        tokens: A,
+        rotations: Sequence[tuple[A, A]],
+        attention: Attention[A],
+        wanted: A,
+        *,
+        recurrence: Recurrence[A] | None = None,
+    ) -> A:
         """Compute a step.
 
         Args:
@@ -128,11 +137,12 @@ class Decoder(Generic[A]):
             rotations: for each of `ropes`, its values for the position of each token, in the form of `ops`.
             attention: the attention of this step.
             wanted: `[W] int32`, the tokens whose logits are wanted.
+            recurrence: what recurrent layers do in this step; None: there are none.
 
         Returns:
             `[W, V]`, logits.
         """
-        return self.head(self.states(tokens, rotations, attention, wanted)[0])
+        return self.head(self.states(tokens, rotations, attention, wanted, recurrence=recurrence)[0])
 
     def states(
         self,
@@ -141,6 +151,7 @@ class Decoder(Generic[A]):
         attention: Attention[A],
         wanted: A,
         *,
+        recurrence: Recurrence[A] | None = None,
         captured: Sequence[int] = (),
         division: RowDivision[A] | None = None,
     ) -> tuple[A, list[A]]:
@@ -155,6 +166,7 @@ class Decoder(Generic[A]):
             rotations: of each token.
             attention: of this step.
             wanted: tokens whose last state is wanted.
+            recurrence: see `__call__`.
             captured: numbers of states: i in [0, num_layers] is the residual stream after the first i layers (0: the
                 embeddings), and num_layers + 1 is the input of the output projection, after the last norm. In stages,
                 only the last one captures, and numbers are those of the whole model.
@@ -178,6 +190,7 @@ class Decoder(Generic[A]):
         step = Step(
             rotations=dict(zip(self.whole.position_configs, rotations, strict=True)),
             attention=attention,
+            recurrence=recurrence,
             inputs=inputs,
             division=division,
         )

@@ -11,16 +11,17 @@ from dataclasses import replace
 from math import gcd
 
 from pagewood.engine.models.parts.attention import AttentionConfig, Order
-from pagewood.engine.models.parts.choice import AnyMixer
-from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout
+from pagewood.engine.models.parts.choice import AnyMixer, Recurrent, WithPages
+from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout, StateLayout
 
 
 def layer_groups(layers: Sequence[AnyMixer], *, max_length: int = 1) -> LayerGroups:
     """Return the groups of layers whose memory can be given back apart, for sequences of at most `max_length`.
 
-    For sequences of one position it is one group, which keeps all.
+    For sequences of one position it is one group, which keeps all. Recurrent layers have no pages; they stand in the
+    place of another layer.
     """
-    owners = [layer for layer, config in enumerate(layers) if _source(config) is None]
+    owners = [layer for layer, config in enumerate(layers) if _keeps_pages(config)]
     unit, own = _unit(layers), [layers[layer] for layer in owners]
     groups = LayerGroups.divide(
         [config.window for config in own],
@@ -30,7 +31,7 @@ def layer_groups(layers: Sequence[AnyMixer], *, max_length: int = 1) -> LayerGro
     if len(owners) == len(layers):
         return groups
     numbers = {layer: number for number, layer in enumerate(owners)}
-    sources = (_source(config) for config in layers)
+    sources = (owners[0] if isinstance(config, Recurrent) else _source(config) for config in layers)
     return groups.shared([numbers[layer if source is None else source] for layer, source in enumerate(sources)])
 
 
@@ -42,6 +43,7 @@ def memory_layout(
     Raises:
         ValueError: layers have latents of different sizes, or some have latents and others heads.
     """
+    layers = [config for config in layers if isinstance(config, WithPages)]
     first, *others = dict.fromkeys(config.memory(page_size=page_size, dtype=dtype, order=order) for config in layers)
     if not others:
         return replace(first, num_layers=groups.num_layers)
@@ -57,6 +59,22 @@ def memory_layout(
         dtype=dtype,
         order=order,
     )
+
+
+def state_layout(layers: Sequence[AnyMixer]) -> StateLayout | None:
+    """Return the layout of the states of recurrent layers; None: there are none.
+
+    Raises:
+        ValueError: layers have states of different shapes.
+    """
+    states = [config.state for config in layers if isinstance(config, Recurrent)]
+    if len(set(states)) > 1:
+        raise ValueError(f"recurrent layers must have states of one shape, got {states[0]} and {states[-1]}")
+    return StateLayout(num_layers=len(states), arrays=states[0]) if states else None
+
+
+def _keeps_pages(config: AnyMixer) -> bool:
+    return isinstance(config, WithPages) and _source(config) is None
 
 
 def _unit(layers: Sequence[AnyMixer]) -> int:

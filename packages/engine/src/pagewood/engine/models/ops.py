@@ -148,6 +148,10 @@ PlainActivation = Literal["gelu", "gelu_tanh", "gelu_quick", "relu_squared"] | X
 1.702 x; the square of max(x, 0)."""
 
 
+Gate = Literal["silu", "sigmoid"]
+"""Functions of `Ops.multiply_columns`: x times its logistic function, and the logistic function."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
     """The sizes of a latent attention: H heads, N elements without and R with rotation, V of values, C of latents."""
@@ -178,6 +182,71 @@ class LatentShape:
     def head_rows(self) -> int:
         """Rows of the matrix that would make keys and values of latents."""
         return self.num_heads * (self.plain_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentHeads:
+    """The heads of a recurrence: H heads of values `[V]`, which share G heads of queries and keys `[K]`.
+
+    The state of a head is a matrix S `[K, V]`. A token with query q, key k and value v changes it to
+    e^g S + k d^T, where d = b (v - e^g S^T k) if it `corrects`, otherwise b v. The result is S^T q, plus `skip` v.
+    g is `rate` times softplus(a + `bias`). The strength b is the logistic function of a number of its own, or that
+    softplus. Head h has query and key number h // (H / G).
+    """
+
+    num_heads: int
+    """H."""
+    num_key_heads: int
+    """G."""
+    key_dim: int
+    """K."""
+    value_dim: int
+    """V."""
+    corrects: bool
+    """Whether the state's own answer to the key is subtracted from the value. Then queries and keys have norm 1,
+    queries are divided by the root of K, and b is a number of its own."""
+    values_first: bool = False
+    """Whether a token has its values before its keys, and its queries last; otherwise queries, keys and values."""
+    rate: Tensor
+    """`[H] float32`, below 0."""
+    bias: Tensor
+    """`[H] float32`."""
+    skip: Tensor | None = None
+    """`[H] float32`; None: zeros."""
+
+    @property
+    def key_size(self) -> int:
+        """Elements of all keys of a token."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Elements of all values of a token."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def columns(self) -> tuple[int, int, int]:
+        """First column of queries, of keys and of values."""
+        if self.values_first:
+            return self.value_size + self.key_size, self.value_size, 0
+        return 0, self.key_size, 2 * self.key_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """A convolution of each of C columns over the last W tokens of a request."""
+
+    weight: Tensor
+    """`[W, C] float32`, the last row for a token itself, the first for W - 1 tokens before it."""
+    bias: Tensor | None
+    """`[C] float32`; None: zeros."""
+    activates: bool
+    """Whether results are multiplied by their logistic function."""
+
+    @property
+    def channels(self) -> int:
+        """C."""
+        return self.weight.shape[1]
 
 
 class LatentHeads(Protocol[A]):
@@ -392,8 +461,19 @@ class Ops(Protocol[A]):
         """Return what finds placed experts; its tables lie on the device of `near`."""
         ...
 
-    def multiply_columns(self, x: A, y: A, column: int) -> A:
-        """Return `x` `[T, n]` times the n columns of `y` from `column` on, element by element."""
+    def multiply_columns(self, x: A, y: A, column: int, gate: Gate | None = None) -> A:
+        """Return `x` `[T, n]` times the n columns of `y` from `column` on, element by element.
+
+        With a `gate`, x is multiplied by this function of them.
+        """
+        ...
+
+    def columns(self, x: A, column: int, size: int) -> A:
+        """Return `[T, size]` in new memory: the columns of `x` from `column` on."""
+        ...
+
+    def norm_groups(self, x: A, norm: Norm, size: int) -> A:
+        """Return `x` `[T, n]`, every `size` elements of a row normed on their own; `norm` has weights `[n]`."""
         ...
 
     def add_gated(self, x: A, y: A, gate: A | None) -> A:
@@ -402,6 +482,10 @@ class Ops(Protocol[A]):
 
     def positions(self, numbers: tuple[A, A]) -> A:
         """Return the position of each token, `[T] int32`; `numbers` is like a rotation, of `PositionNumbers`."""
+        ...
+
+    def convolution(self, weight: Tensor, bias: Tensor | None, *, activates: bool = True) -> Convolution:
+        """Return a convolution for `Recurrence.convolve` with `weight` `[C, 1, W] float32` and `bias` `[C] float32`."""
         ...
 
     def scale(self, x: A, factor: float) -> A:
@@ -460,6 +544,32 @@ class Attention(Protocol[A]):
         ...
 
 
+class Recurrence(Protocol[A]):
+    """What recurrent layers do in one step. It knows the request and the position of each of the T tokens.
+
+    A request has a state in each recurrent layer. Its tokens change it one after the other, in one order of operations,
+    so that its bits depend neither on chunks nor on what else is in a step. Before position 0 it is all zeros.
+    """
+
+    def convolve(self, x: A, column: int, convolution: Convolution, layer: int) -> A:
+        """Return `[T, C]`: columns of `x` `[T, n]` from `column` on, convolved.
+
+        The last W - 1 rows of these are the state of a request. `layer` is the number of its memory.
+        """
+        ...
+
+    def recur(self, x: A, gates: A, heads: RecurrentHeads, layer: int) -> A:
+        """Return `[T, H V]`, the results of all heads.
+
+        Args:
+            x: `[T, 2 G K + H V]`, queries, keys and values.
+            gates: `[T, H] float32`, a of each head; if heads correct, `[T, 2 H]`, the numbers of b before them.
+            heads: their numbers.
+            layer: number of its memory.
+        """
+        ...
+
+
 class RowDivision(Protocol[A]):
     """How the rows of a step are divided among ranks: each has those of its own requests, and some have none.
 
@@ -495,6 +605,8 @@ class Step(Generic[A]):
     """The rotation of each token for every rope of the model, see `Ops.split_heads`, and its factor for temperatures,
     see `Ops.scale_rows`."""
     attention: Attention[A]
+    recurrence: Recurrence[A] | None = None
+    """What recurrent layers do; None: there are none."""
     inputs: A | None = None
     """`[T, n]`, what layers add of each token beside its embedding, side by side; None: they add nothing."""
     division: RowDivision[A] | None = None

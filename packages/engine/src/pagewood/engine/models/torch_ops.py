@@ -21,8 +21,10 @@ from pagewood.engine.models.expert_map import ExpertPlacement
 from pagewood.engine.models.ops import (
     XIELU,
     ChosenExperts,
+    Convolution,
     Embedding,
     ExpertMatrices,
+    Gate,
     HeadSplit,
     LatentHeads,
     LatentShape,
@@ -33,6 +35,7 @@ from pagewood.engine.models.ops import (
     Projection,
 )
 from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.choice import AnyMixer
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
@@ -249,9 +252,17 @@ class TorchOps:
         """Return what finds placed experts."""
         return TorchPlacing(placement, near.device)
 
-    def multiply_columns(self, x: Tensor, y: Tensor, column: int) -> Tensor:
-        """Return `x` times as many columns of `y` from `column` on."""
-        return x * y[:, column : column + x.shape[1]]
+    def multiply_columns(self, x: Tensor, y: Tensor, column: int, gate: Gate | None = None) -> Tensor:
+        """Return `x` times as many columns of `y` from `column` on, or times a function of them."""
+        return x * gated_columns(y[:, column : column + x.shape[1]], gate)
+
+    def columns(self, x: Tensor, column: int, size: int) -> Tensor:
+        """Return columns of `x` in new memory."""
+        return x[:, column : column + size].clone()
+
+    def norm_groups(self, x: Tensor, norm: Norm, size: int) -> Tensor:
+        """Return `x`, every `size` elements normed on their own, with weights of all."""
+        return norm_groups(x, norm, size)
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one."""
@@ -260,6 +271,10 @@ class TorchOps:
     def positions(self, numbers: tuple[Tensor, Tensor]) -> Tensor:
         """Return the position of each token, whose bits stand in the place of cosines."""
         return numbers[0][:, 0].view(torch.int32)
+
+    def convolution(self, weight: Tensor, bias: Tensor | None, *, activates: bool = True) -> Convolution:
+        """Return a convolution with `weight` `[C, 1, W]`."""
+        return convolution_of(weight, bias, activates=activates)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`."""
@@ -324,6 +339,29 @@ def norm_over_ranks(
     return found[0], found[1]
 
 
+def gated_columns(x: Tensor, gate: Gate | None) -> Tensor:
+    """Return a function of `x`; None: `x` itself."""
+    match gate:
+        case None:
+            return x
+        case "silu":
+            return functional.silu(x)
+        case "sigmoid":
+            return torch.sigmoid(x)
+
+
+def convolution_of(weight: Tensor, bias: Tensor | None, *, activates: bool) -> Convolution:
+    """Return a convolution with `weight` `[C, 1, W]`; C is 0 where only headers of files are read."""
+    own = weight.reshape(-1, weight.shape[-1]).T.contiguous() if weight.ndim > 1 else weight[None]
+    return Convolution(weight=own, bias=bias, activates=activates)
+
+
+def norm_groups(x: Tensor, norm: Norm, size: int) -> Tensor:
+    """Return `x` `[T, n]`, every `size` elements normed on their own, times the weights `[n]`."""
+    normed_ = normed(x.unflatten(-1, (-1, size)), replace(norm, weight=None)).flatten(-2)
+    return normed_ if norm.weight is None else normed_ * norm.weight
+
+
 def activated(x: Tensor, activation: PlainActivation) -> Tensor:
     """Return an activation of `x`."""
     match activation:
@@ -344,7 +382,7 @@ class WholeTexts:
 
     __slots__ = ("_layers", "_length", "_memory")
 
-    def __init__(self, layers: Sequence[AttentionConfig | LatentAttentionConfig], length: int) -> None:
+    def __init__(self, layers: Sequence[AnyMixer], length: int) -> None:
         """Attend in `layers` within texts of `length` tokens."""
         self._layers = layers
         self._length = length
@@ -357,6 +395,7 @@ class WholeTexts:
         if isinstance(config, LatentAttentionConfig):
             assert k is not None
             return _attend_latents(config, q, k, length)
+        assert isinstance(config, AttentionConfig)
         if config.source is not None:
             k, v = self._memory[config.source]
         assert k is not None

@@ -22,6 +22,7 @@ from pagewood.engine.models.rope import position_table
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.models.torch_recurrence import WholeTextStates
 
 _TOKENS_AT_ONCE = 2048
 
@@ -155,7 +156,7 @@ def run_layer(one: ReadLayer, states: Tensor, config: ModelConfig) -> Tensor:
     for texts in states.split(max(1, _TOKENS_AT_ONCE // length)):
         positions = torch.arange(length).repeat(len(texts))
         rotations = {one: rope(positions, is_short=is_short) for one, rope in ropes.items()}
-        step = Step(rotations=rotations, attention=attention)
+        step = Step(rotations=rotations, attention=attention, recurrence=WholeTextStates(length))
         residual = texts.flatten(0, 1).clone()
         pending, residual = one.layer(one.layer.enter(None, residual), residual, step, one.index)
         parts.append((residual if pending is None else residual + pending).view(texts.shape))

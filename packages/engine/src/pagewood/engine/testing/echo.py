@@ -40,6 +40,7 @@ def oracle_tokens(
     adapter: int = 0,
     adapter_start: int = 0,
     weights: int = 0,
+    has_states: bool = False,
 ) -> list[int]:
     """Generate one request alone, without cache, pages, batch or loop; the output does not contain the stop token.
 
@@ -53,6 +54,7 @@ def oracle_tokens(
         adapter: what its adapter is made of; 0: it has none.
         adapter_start: the first position that the adapter computes.
         weights: what the model is made of, see `EchoRunner.weights`.
+        has_states: whether the model has recurrent layers.
     """
     limit = max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
     tokens = list(prompt)
@@ -65,8 +67,13 @@ def oracle_tokens(
             allowed = allowed_tokens(sampling.grammar, output, stop_ids, vocab_size)
             if not allowed:
                 break
+        state = _states_of(kv, 0)[-1] if has_states else 0
         token = _next_token(
-            _seen(kv, window) + weights, len(tokens), sampling.temperature, sampling.seed or 0, allowed or vocab_size
+            _seen(kv, window) + weights + state,
+            len(tokens),
+            sampling.temperature,
+            sampling.seed or 0,
+            allowed or vocab_size,
         )
         if token in stop_ids:
             break
@@ -86,13 +93,20 @@ def oracle_token(kv_sum: int, position: int, weights: int, sampling: SamplingPar
 
 
 def oracle_vector(
-    prompt: Sequence[int], pooling: PoolingParams, *, window: int | None = None, adapter: int = 0, start: int = 0
+    prompt: Sequence[int],
+    pooling: PoolingParams,
+    *,
+    window: int | None = None,
+    adapter: int = 0,
+    start: int = 0,
+    has_states: bool = False,
 ) -> NDArray[np.float32]:
     """Return the vector of a prompt, computed alone; see `oracle_tokens`, also for `start` (`adapter_start`)."""
     tokens = np.array(prompt, np.int32)
     made_of = _made_of(np.arange(len(tokens)), 0, adapter, start)
     kv = _kv_of(tokens, np.arange(len(tokens), dtype=np.int32), made_of)
-    states = np.stack([echo_state(_seen(kv[: i + 1], window), i) for i in range(len(tokens))])
+    own = _states_of(kv, 0) if has_states else [0] * len(tokens)
+    states = np.stack([echo_state(_seen(kv[: i + 1], window) + own[i], i) for i in range(len(tokens))])
     chosen = {"last": states[-1], "cls": states[0], "mean": states.astype(np.float64).mean(axis=0)}[pooling.kind]
     vector = chosen[: pooling.dimensions].astype(np.float64)
     if pooling.normalize:
@@ -150,6 +164,8 @@ class EchoRunner:
             grammar forbids one, and with None, a token is the hash.
         adapters: returns what the adapter of a number is made of, which changes the KV of its requests; None: there are
             no adapters.
+        num_states: places of states, as if layers were recurrent: what follows a text then depends on a state, too,
+            which is a hash of the KV in its order. 0: there are none.
     """
 
     def __init__(
@@ -171,8 +187,11 @@ class EchoRunner:
         requests: Callable[[], Iterable[Request]] | None = None,
         answer: Callable[[tuple[int, ...]], Sequence[int]] | None = None,
         adapters: Callable[[int], int] | None = None,
+        num_states: int = 0,
     ) -> None:
         self._adapters = adapters
+        self._states = [int(_GARBAGE)] * num_states
+        """The state in each place."""  # contents written by: echo
         self.weights = 0
         """What the model is made of; it changes the KV and the tokens of later computations."""  # written by: running
         self._slots_of_rows: dict[int, tuple[int, int]] = {}
@@ -270,6 +289,8 @@ class EchoRunner:
         vectors: list[NDArray[np.float32]] = []
         yielded: list[list[int]] = []
         drafted: list[int] = []
+        left: dict[int, int] = {}
+        """States that the step leaves, by place."""
         for grant, (row, start, count, past) in enumerate(
             zip(rows, starts, batch.counts.tolist(), earlier, strict=True)
         ):
@@ -290,8 +311,11 @@ class EchoRunner:
                 self._lengths[row] = max(self._lengths[row], start + count + 1)
             else:
                 self._write(row, start, kv)
+            states = [0] * count
+            if self._states:
+                states = self._advance_state(batch, grant, kv, left, is_broken=grant in broken)
             if grant in pooled:
-                vectors.append(self._pool(kv, past, start, *pooled[grant], is_broken=grant in broken))
+                vectors.append(self._pool(kv, past, states, start, *pooled[grant], is_broken=grant in broken))
             if grant not in promised:
                 continue
             known = np.concatenate([past, kv])
@@ -301,7 +325,7 @@ class EchoRunner:
             if grant in broken:
                 continue
             for end in range(start + count - num_drafts, start + count + 1):
-                total = _seen(known[: len(past) + end - start], self._window)
+                total = _seen(known[: len(past) + end - start], self._window) + states[end - start - 1]
                 token = self._draw(batch, indices[grant], total, end)
                 if token is None:
                     break
@@ -311,6 +335,8 @@ class EchoRunner:
                 yielded[-1].append(token)
                 if not is_draft:
                     break
+        for place, state in left.items():
+            self._states[place] = state
         num_rebuilt, self._num_rebuilt = self._num_rebuilt, 0
         return StepResult(
             num_rebuilt=num_rebuilt,
@@ -322,14 +348,36 @@ class EchoRunner:
             vectors=np.stack(vectors) if vectors else None,
         )
 
+    def _advance_state(
+        self, batch: Batch, grant: int, kv: _UInt64, left: dict[int, int], *, is_broken: bool
+    ) -> list[int]:
+        """Return the state behind each token of a grant, and note in `left` what it leaves.
+
+        All grants of a step read before any writes, so none may read what another one leaves.
+        """
+        source, own = int(batch.states[grant, 0]), int(batch.states[grant, 1])
+        states = _states_of(kv, 0 if source < 0 else self._states[source])
+        if is_broken:
+            states = [int(_GARBAGE)] * len(kv)
+        entries: list[list[int]] = batch.state_copies.tolist()
+        copies = {place: states[num - 1] for index, num, place in entries if index == grant}
+        places = [own, *copies]
+        others = {int(place) for index, place in enumerate(batch.states[:, 0]) if index != grant}
+        assert len({*places}) == len(places), f"grant {grant} leaves two states in one place"
+        assert not left.keys() & {*places}, f"grant {grant} leaves a state where another one does"
+        assert not others & {*places}, f"grant {grant} leaves a state where another one reads"
+        left |= {own: states[-1], **copies}
+        return states
+
     def _pool(
-        self, kv: _UInt64, past: _UInt64, start: int, first: int, num: int, *, is_broken: bool
+        self, kv: _UInt64, past: _UInt64, own: Sequence[int], start: int, first: int, num: int, *, is_broken: bool
     ) -> NDArray[np.float32]:
         """Return the sum of the states of `num` tokens of a grant, from its token `first` on.
 
         Args:
             kv: `[tokens of the grant]`.
             past: the KV before it, see `_past`.
+            own: the state behind each of its tokens.
             start: its first position.
             first: of its tokens.
             num: how many.
@@ -338,7 +386,7 @@ class EchoRunner:
         if is_broken:
             return np.full(STATE_SIZE, np.nan, np.float32)
         known, ends = np.concatenate([past, kv]), range(first + 1, first + 1 + num)
-        sums = [_seen(known[: len(past) + end], self._window) for end in ends]
+        sums = [_seen(known[: len(past) + end], self._window) + own[end - 1] for end in ends]
         return np.stack([echo_state(total, start + end - 1) for end, total in zip(ends, sums, strict=True)]).sum(axis=0)
 
     def _logprobs(self, batch: Batch, yielded: Sequence[Sequence[int]]) -> Logprobs | None:
@@ -593,6 +641,15 @@ def _kv_of(tokens: Int32, positions: Int32, made_of: _UInt64) -> _UInt64:
 def _made_of(positions: NDArray[np.integer], weights: int, adapter: int, start: int) -> _UInt64:
     """Return what computes each position is made of, where an adapter computes from `start` on."""
     return np.uint64(weights) + np.where(positions >= start, np.uint64(adapter), np.uint64(0))
+
+
+def _states_of(kv: _UInt64, state: int) -> list[int]:
+    """Return the state behind each of some positions, of which the first begins with `state`."""
+    states: list[int] = []
+    for word in kv.tolist():
+        state = int(mix(np.array([(3 * state + word) % 2**64], np.uint64))[0])
+        states.append(state)
+    return states
 
 
 def _sum(kv: _UInt64) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pagewood.engine.assembly.transformers_inspection import TransformersInspection
     from pagewood.engine.model_folder.inspection import Inspection, TokenizerSummary
     from pagewood.engine.models.config import ModelConfig
-    from pagewood.engine.models.parts.choice import AnyMixer
+    from pagewood.engine.models.parts.choice import WithPages
 
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -97,7 +97,7 @@ def _show(what: str, done: int, total: int) -> None:
     print(f"{what}: {done} of {total}", end="\n" if done == total else "\r", file=sys.stderr, flush=True)
 
 
-def _heads(attention: AnyMixer) -> str:
+def _heads(attention: WithPages) -> str:
     from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 
     if isinstance(attention, LatentAttentionConfig):
@@ -112,9 +112,12 @@ def _heads(attention: AnyMixer) -> str:
 
 def _described(found: Inspection) -> str:
     """Return the report for a reader."""
+    from pagewood.engine.models.parts.choice import WithPages  # imports numpy
+
     model = found.model
     windows = {window for window in model.windows if window is not None}
-    attention, feed_forward = model.layers[0].mixer, model.layers[0].feed_forward
+    attention = next(layer.mixer for layer in model.layers if isinstance(layer.mixer, WithPages))
+    feed_forward = model.layers[0].feed_forward
     shape = (
         f"{model.num_layers} layers, hidden size {model.hidden_size}, inner size {feed_forward.size}, "
         f"{_heads(attention)}, "
@@ -131,6 +134,7 @@ def _described(found: Inspection) -> str:
         f"{found.name}: {found.kind}, {model.architecture}, {size}",
         f"  shape: {shape}",
         *_experts(model),
+        *_recurrent(model),
         f"  longest text: {model.max_position} tokens" + (f", windows of {max(windows)}" if windows else ""),
         f"  files: {', '.join(f'{name} {size / 1e6:.1f} MB' for name, size in found.files)}",
         "  matrices:",
@@ -212,6 +216,17 @@ def _experts(model: ModelConfig) -> list[str]:
         copies = f"; {num_copies} are copies" if num_copies else ""
         lines.append(f"  experts of a layer on ranks 0 to {len(counts) - 1}: {shown}{copies}")
     return lines
+
+
+def _recurrent(model: ModelConfig) -> list[str]:
+    """Return a line about the recurrent layers of a model, if it has any."""
+    states = model.states
+    if states is None:
+        return []
+    return [
+        f"  recurrent layers: {states.num_layers} of {model.num_layers}, with a state of "
+        f"{states.bytes_per_page / 1e6:.1f} MB for each request and each prefix that is kept with one"
+    ]
 
 
 def _yes(value: bool) -> str:

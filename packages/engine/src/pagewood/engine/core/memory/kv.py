@@ -14,6 +14,7 @@ from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.core.memory.page_groups import PageAllocator, PageGroups
 from pagewood.engine.core.memory.retention import Retention
+from pagewood.engine.core.memory.states import SnapshotCache, StatePlaces
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
@@ -222,7 +223,9 @@ class FoundPrefix(Protocol):
 class ExplainingCache(Protocol):
     """A prefix cache that knows why a cached prefix is not longer."""
 
-    def explain(self, tokens: Int32, namespace: Key = None, *, searches_others: bool) -> FoundPrefix:
+    def explain(
+        self, tokens: Int32, namespace: Key = None, *, searches_others: bool, needs_snapshot: bool = ...
+    ) -> FoundPrefix:
         """Return why the cached prefix of these tokens is not longer; this does not count as a use."""
         ...
 
@@ -238,8 +241,10 @@ class CountingTiers(Protocol):
 
 
 _NO_PAGES: Int32 = np.empty(0, np.int32)
-_CAUSES: dict[str, Literal["complete", "page_rounding", "evicted", "never_seen"]] = {
+_CAUSES: dict[str, Literal["complete", "page_rounding", "evicted", "never_seen", "snapshot_evicted", "no_snapshot"]] = {
     "COMPLETE": "complete",
+    "SNAPSHOT_EVICTED": "snapshot_evicted",
+    "NO_SNAPSHOT": "no_snapshot",
     "PAGE_ROUNDING": "page_rounding",
     "EVICTED": "evicted",
     "NEVER_SEEN": "never_seen",
@@ -311,12 +316,13 @@ class KVSpace:
         free_rows: rows that no request has, if other spaces give them to their requests too; None: all `num_rows`.
         retention: retains prefixes that are likely to return; None: they are evicted like others.
         adapters: have a slot for each request with a row; None: there are none.
+        states: have a place for each request with a row; None: no layer is recurrent.
         notes: gets the reasons of evictions, and every admitted request is then explained; None: no reasons are kept.
     """
 
     __slots__ = (
         "_allocator", "_free_rows", "_make_cache", "_notes", "_retention", "adapters", "cache", "epoch", "groups",
-        "num_evicted", "page_size", "tiers",
+        "num_evicted", "page_size", "snapshots", "states", "tiers",
     )  # fmt: skip
 
     def __init__(
@@ -329,9 +335,12 @@ class KVSpace:
         free_rows: list[int] | None = None,
         retention: Retention | None = None,
         adapters: AdapterPool | None = None,
+        states: StatePlaces | None = None,
         notes: Notes | None = None,
     ) -> None:
         self._notes = notes
+        self.states = states
+        """The places of states; None: no layer is recurrent."""
         self.adapters = adapters
         """The slots of adapters; None: there are none."""
         self._make_cache = make_cache
@@ -339,6 +348,8 @@ class KVSpace:
         self.cache = make_cache()  # written by: kv
         self.tiers = self.cache if isinstance(self.cache, TieredCache) else None
         """The cache, if it has lower tiers."""  # written by: kv
+        self.snapshots: SnapshotCache | None = self._snapshots_of(self.cache)
+        """The cache, if prefixes need a snapshot and it keeps them."""  # written by: kv
         self._allocator = allocator
         self.groups = allocator if isinstance(allocator, PageGroups) else None
         """The frames of pages; None: a page is its memory in all layers."""
@@ -417,6 +428,8 @@ class KVSpace:
 
     def peek(self, request: Request) -> int:
         """Return how many leading tokens of a waiting request are cached, without counting it as a use."""
+        if self.snapshots is not None:
+            return self.snapshots.peek(request.reusable_tokens(), request.key, needs_snapshot=True).num_tokens
         match = self.cache.peek(request.reusable_tokens(), request.key)
         return match.num_tokens if self.groups is None else self.groups.num_usable(match.pages) * self.page_size
 
@@ -519,7 +532,7 @@ class KVSpace:
         num_matched_pages = len(match.pages)
         num_fresh = -(-(match.num_tokens + count) // self.page_size) - num_matched_pages
         num_needed = max(num_fresh, self.num_missing(request, match.num_tokens)) + num_reserved
-        if not self._has(num_needed):
+        if not self._has(num_needed) or not self._has_state(request, lease, match.num_tokens):
             self._let_go(window)
             self.cache.unlock(lease)
             return 0
@@ -583,6 +596,8 @@ class KVSpace:
             self._offer(request)
         elif self.groups is not None and request.num_computed >= request.num_prompt:  # its end is in no new page
             self.groups.mark_end(request.pages[: request.num_prompt // self.page_size])
+        if self.states is not None and self.snapshots is not None:
+            self.states.offer(request, self.snapshots)
 
     def pass_windows(self, requests: Iterable[Request]) -> None:
         """Give back the frames of pages that are behind the windows of requests that have been computed further."""
@@ -601,6 +616,10 @@ class KVSpace:
         has_one_key = request.renewed_key is None
         if has_one_key and request.num_computed // self.page_size > request.num_published:
             self._offer(request)
+        if self.states is not None:
+            if has_one_key and self.snapshots is not None:
+                self.states.offer(request, self.snapshots)
+            self.states.end(request)
         if self.groups is not None:
             self.groups.mark_end(request.pages[: request.num_published])
             self._pass(request, request.num_pages)
@@ -676,6 +695,8 @@ class KVSpace:
                 f"{self.cache.num_locked} cached pages are locked and {self.num_retained} retained, but no request "
                 "holds a lease"
             )
+        if self.states is not None:
+            return self.states.violation(holders, self.snapshots)
         if self.groups is not None:
             users = [request.pages[request.num_passed : request.num_pages] for request in holders]
             return self.groups.violation(users, self.num_retained)
@@ -687,6 +708,7 @@ class KVSpace:
             self._retention.clear(self.cache)
         pages = self.cache.evict(self.cache.num_evictable) if self.tiers is None else self.tiers.clear()
         self._allocator.free(pages)
+        self._reclaim()
         self.epoch += 1
         return len(pages)
 
@@ -700,6 +722,7 @@ class KVSpace:
         self._allocator.free(self.cache.evict(self.num_ids))
         if isinstance(self.cache, KeepingCache):
             self.cache.finish_copies()
+        self._reclaim()
         self.epoch += 1
         return not len(self._allocator.held_pages())
 
@@ -707,10 +730,28 @@ class KVSpace:
         """Forget all cached prefixes and free every page. No request may wait or hold a row."""
         self.cache = self._make_cache()
         self.tiers = self.cache if isinstance(self.cache, TieredCache) else None
+        self.snapshots = self._snapshots_of(self.cache)
+        if self.states is not None:
+            self.states.reset()
         if self._retention is not None:
             self._retention.reset()
         self._allocator.free(self._allocator.held_pages())
         self.epoch += 1
+
+    def _snapshots_of(self, cache: PrefixCache) -> SnapshotCache | None:
+        return cache if self.states is not None and isinstance(cache, SnapshotCache) else None
+
+    def _has_state(self, request: Request, lease: Any, num_matched: int) -> bool:
+        """Give a request that is being admitted a place for its states; return False if there is none."""
+        if self.states is None:
+            return True
+        num_cached = self.cache.peek(request.reusable_tokens(), request.key).num_tokens
+        return self.states.begin(request, self.snapshots, lease, start=num_matched, num_cached=num_cached)
+
+    def _reclaim(self) -> None:
+        """Take back the places of states that the cache has."""
+        if self.states is not None and self.snapshots is not None:
+            self.states.reclaim(self.snapshots)
 
     def _has(self, num_needed: int) -> bool:
         """Return whether pages are available, if need be after ending retentions."""
@@ -727,6 +768,8 @@ class KVSpace:
     def _match(self, request: Request) -> tuple[Match, Int32]:
         """Return the cached prefix that a waiting request can use, and the pages in its windows, which it uses now."""
         tokens = request.reusable_tokens()
+        if self.snapshots is not None:
+            return self.snapshots.match(tokens, request.key, needs_snapshot=True), _NO_PAGES
         match = self.cache.match(tokens, request.key)
         if self.groups is None:
             return match, _NO_PAGES
@@ -799,7 +842,8 @@ class KVSpace:
                 first_difference=num_matched,
                 num_possible_tokens=len(tokens),
             )
-        found = self.cache.explain(tokens, request.key, searches_others=False)
+        needs = {} if self.snapshots is None else {"needs_snapshot": True}
+        found = self.cache.explain(tokens, request.key, searches_others=False, **needs)
         if num_matched < found.num_tokens:
             return CachedPrefix(
                 cause="window_evicted",

@@ -86,6 +86,12 @@ class Batch:
     """[P, 3] grants of prompts whose hidden states are added up, ascending: the grant, the first of its positions that
     counts, and how many do. These grants yield no tokens."""
 
+    states: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    """[G, 2] of each grant the place of the state that it reads, -1: zeros, and of that which it leaves; empty if no
+    layer is recurrent. A grant computes all that it promises: the engine drafts nothing for such models."""
+    state_copies: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    """[V, 3] copies of states: the grant, behind how many of its positions, and the place."""
+
     constrained: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     """[M] indices of the S sampled grants whose tokens must be allowed by a mask, ascending. They are drawn when the
     handle of the step has been given the masks."""

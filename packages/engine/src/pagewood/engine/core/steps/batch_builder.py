@@ -12,6 +12,7 @@ import numpy as np
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.cache_keys import Key, namespace_of
 from pagewood.engine.core.memory.adapters import AdapterPool
+from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.messages.adjustments import Adjustments
 from pagewood.engine.core.messages.arrays import Int32
@@ -34,11 +35,12 @@ class BatchBuilder:
         groups: the frames of pages; None: a page is its memory in all layers.
         has_lengths: whether the model has two sets of factors for rotations.
         adapters: have a slot for each request; None: there are none.
+        kv: has the places of states, where layers are recurrent; None: none is.
     """
 
     __slots__ = (
         "_adapters", "_decoded", "_decoded_rows", "_decoded_sampling", "_groups", "_has_lengths", "_is_drafting",
-        "_key", "_num_rows", "_page_size", "_table",
+        "_key", "_kv", "_num_rows", "_page_size", "_table",
     )  # fmt: skip
 
     def __init__(
@@ -50,7 +52,9 @@ class BatchBuilder:
         groups: PageGroups | None = None,
         has_lengths: bool = False,
         adapters: AdapterPool | None = None,
+        kv: KVSpace | None = None,
     ) -> None:
+        self._kv = kv
         self._adapters = adapters
         self._has_lengths = has_lengths
         self._num_rows = num_rows
@@ -81,8 +85,9 @@ class BatchBuilder:
             is_decode: whether every grant is for a request that decodes, with drafts or without.
             is_followed: see `Batch.is_followed`.
         """
+        extras = self._states(grants)
         if is_decode and not is_constraining:
-            return self._build_decode(grants, is_followed=is_followed)
+            return self._build_decode(grants, extras, is_followed=is_followed)
         self._decoded = []  # their rows and parameters may change
         page_size = self._page_size
         page_rows: list[int] = []
@@ -116,7 +121,6 @@ class BatchBuilder:
                 admitted_at.append(index)
                 reads_text = self._is_drafting or request.sampling.changes_logits
                 token_starts.append(0 if reads_text else start)
-        extras: dict[str, Any] = {}
         token_rows = [request.row for request in admitted]
         self._table.put(token_rows, [one.sampling for one in admitted], [one.seed for one in admitted])
         token_ids = [one.tokens[start : one.num_known] for one, start in zip(admitted, token_starts, strict=True)]
@@ -167,7 +171,14 @@ class BatchBuilder:
             sampling=self._table.take(rows[sampled].astype(np.intp)),
         )
 
-    def _build_decode(self, grants: Sequence[Grant], *, is_followed: bool) -> Batch:
+    def _states(self, grants: Sequence[Grant]) -> dict[str, Any]:
+        """Return the fields of a batch that name states."""
+        if self._kv is None or self._kv.states is None:
+            return {}
+        states, copies = self._kv.states.of_step(grants, self._kv.snapshots)
+        return {"states": states, "state_copies": copies}
+
+    def _build_decode(self, grants: Sequence[Grant], extras: dict[str, Any], *, is_followed: bool) -> Batch:
         """Return the same as `build` for requests that all decode, in less time."""
         requests = [grant.request for grant in grants]
         if requests != self._decoded:
@@ -188,6 +199,7 @@ class BatchBuilder:
             page_rows, columns, ids = self._pages_of_tokens(requests, rows, places, starts)
         page_rows, columns, ids = self._frames_of(page_rows, columns, ids)
         return Batch(
+            **extras,
             page_rows=page_rows,
             page_columns=columns,
             page_ids=ids,

@@ -18,6 +18,17 @@ class Family:
 
     mixer: Literal["attention", "latents", "indexed latents"] = "attention"
     """What the layers see earlier tokens with; "indexed": only as many of them as `index_topk` says."""
+    recurrence: Literal["none", "convolution", "delta", "space"] = "none"
+    """What layers without attention are: short convolutions, gated delta rules, state spaces; "none": all have it."""
+    recurrent_name: str = "linear_attn"
+    """The name of these parts of layers."""
+    recurrent_is_fused: bool = False
+    """See `GatedDeltaConfig.is_fused`."""
+    has_output_gate: bool = False
+    """See `AttentionConfig`."""
+    widens_by_two_thirds: bool = False
+    """Whether feed-forwards have two thirds of `intermediate_size`, unless `block_auto_adjust_ff_dim` is false, times
+    `block_ffn_dim_multiplier`, and up to a multiple of `block_multiple_of`."""
     qkv_bias: bool | None = False
     """None: a flag decides, the first of `bias_fields`."""
     output_bias: bool | None = False
@@ -105,6 +116,8 @@ class Family:
     has_own_kinds: bool = False
     """Whether layers that see all positions have heads of their own, and the last layers no keys and values, as in
     `fields.layer_kinds`, with inputs and scalars of layers."""
+    without_experts: Family | None = None
+    """The family to take instead of one with experts if a file says that there are none."""
     by_text_type: Mapping[str, Family] = field(default_factory=dict[str, "Family"])
     """Families to take instead, by the `model_type` in `text_config`."""
     stored: StoredLayout | None = None

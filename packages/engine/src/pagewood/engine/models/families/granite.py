@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.families.mixture import Mixture
-from pagewood.engine.models.families.stored_layout import StoredLayout
 from pagewood.engine.models.parts.experts import ExpertNames
 from pagewood.engine.models.parts.layer import FrameConfig
 
@@ -33,24 +32,31 @@ _EXPERTS = replace(
     defaults={**_DENSE.defaults, "hidden_act": "silu", "num_local_experts": 8, "num_experts_per_tok": 2},
 )
 _SHARED = replace(_EXPERTS, mixture=replace(_MIXTURE, shared_size="shared_intermediate_size"))
-_WITHOUT_STATES = replace(
+_FOUR_DENSE = replace(
     _DENSE,
     mlp_bias=False,
     rotated_layers="typed",
     field_names={"intermediate_size": "shared_intermediate_size"},
-    gate_is_fused=True,
-    stored=StoredLayout(
-        in_layer={"shared_mlp.input_linear": "mlp.gate_up_proj", "shared_mlp.output_linear": "mlp.down_proj"}
-    ),
-    defaults={**_DENSE.defaults, "layer_types": ["linear_attention"]},
+    recurrence="space",
+    recurrent_name="mamba",
+    frame=FrameConfig(feed_forward="block_sparse_moe.shared_mlp"),
+    defaults=_DENSE.defaults,
 )
-"""Granite 4 with attention in all layers, and without experts."""
+"""Granite 4 without experts."""
+_FOUR = replace(
+    _SHARED,
+    rotated_layers="typed",
+    recurrence="space",
+    recurrent_name="mamba",
+    knows=_SHARED.knows | {"num_local_experts"},
+    without_experts=_FOUR_DENSE,
+)
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "GraniteForCausalLM": _DENSE,
         "GraniteMoeForCausalLM": _EXPERTS,
         "GraniteMoeSharedForCausalLM": _SHARED,
-        "GraniteMoeHybridForCausalLM": _WITHOUT_STATES,
+        "GraniteMoeHybridForCausalLM": _FOUR,
     }
 )

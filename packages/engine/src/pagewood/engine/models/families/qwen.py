@@ -9,6 +9,7 @@ from types import MappingProxyType
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.families.mixture import Mixture
 from pagewood.engine.models.parts.experts import ExpertNames
+from pagewood.engine.models.parts.norm import NormConfig
 
 _QWEN2 = Family(qkv_bias=True, windows="some", defaults={"num_key_value_heads": 32})
 _QWEN3 = Family(
@@ -24,6 +25,43 @@ _QWEN3_MOE = Family(
     qk_norm="heads",
     mixture=Mixture(dense_layers="step"),
     defaults={"num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts_per_tok": 8},
+)
+_PREDICTION = ("mtp.",)
+"""Layers that predict further tokens."""
+_NEXT_EXPERTS = Mixture(
+    names=ExpertNames(shared="shared_expert"),
+    dense_layers="step",
+    shared_size="shared_expert_intermediate_size",
+    has_shared_gate=True,
+    renormalises_by_default=True,
+)
+_NEXT = Family(
+    recurrence="delta",
+    recurrent_is_fused=True,
+    has_output_gate=True,
+    qkv_bias=None,
+    output_bias=None,
+    qk_norm="heads",
+    rotary_share=0.25,
+    norm=NormConfig(epsilon=1e-6, offset=1.0),
+    mixture=_NEXT_EXPERTS,
+    other_parts=_PREDICTION,
+    defaults={
+        "num_key_value_heads": 2, "head_dim": 256, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "num_experts": 512, "num_experts_per_tok": 10,
+    },
+)  # fmt: skip
+_QWEN35 = replace(
+    _NEXT,
+    recurrent_is_fused=False,
+    mixture=None,
+    defaults={"num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 12_288},
+)
+_QWEN35_MOE = replace(
+    _NEXT,
+    recurrent_is_fused=False,
+    mixture=replace(_NEXT_EXPERTS, dense_layers="none"),
+    defaults={**_NEXT.defaults, "num_experts": 256, "num_experts_per_tok": 8},
 )
 _IMAGES = ("visual.", "model.visual.")
 
@@ -67,6 +105,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
         ),
         "Qwen3MoeForCausalLM": _QWEN3_MOE,
+        "Qwen3NextForCausalLM": _NEXT,
+        "Qwen3_5ForCausalLM": _QWEN35,
+        "Qwen3_5MoeForCausalLM": _QWEN35_MOE,
+        "Qwen3_5ForConditionalGeneration": replace(_QWEN35, other_parts=(*_IMAGES, *_PREDICTION)),
+        "Qwen3_5MoeForConditionalGeneration": replace(_QWEN35_MOE, other_parts=(*_IMAGES, *_PREDICTION)),
         "Qwen3VLMoeForConditionalGeneration": replace(
             _QWEN3_MOE,
             theta=5e5,

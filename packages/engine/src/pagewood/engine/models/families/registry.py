@@ -18,6 +18,7 @@ from pagewood.engine.models.families import (
     gpt_neox,
     gpt_oss,
     granite,
+    liquid,
     llama,
     minimax,
     modern_bert,
@@ -48,6 +49,7 @@ _LINEAGES = (
     phi,
     ernie,
     minimax,
+    liquid,
     bert,
     modern_bert,
 )

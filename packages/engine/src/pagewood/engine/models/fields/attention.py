@@ -64,6 +64,7 @@ def read_attention(
             qk_norm_follows=family.qk_norm_follows,
             qk_norm_is_plain=family.qk_norm == "plain",
             sinks=family.has_sinks,
+            has_output_gate=family.has_output_gate,
             sees_later=family.is_encoder,
             reach=window if family.is_encoder else None,
         )

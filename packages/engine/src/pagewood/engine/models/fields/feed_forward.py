@@ -49,6 +49,8 @@ def read_feed_forward(
         ) * num_layers
     mixture = None if family.has_own_kinds else family.mixture
     size = read_size(fields, "intermediate_size" if mixture is None else mixture.size, "intermediate_size")
+    if family.widens_by_two_thirds:
+        size = _two_thirds(fields, size)
     config = FeedForwardConfig(
         size=size,
         activation=_read(fields, family, _IN_ENCODERS if family.is_encoder else _ACTIVATIONS),
@@ -58,6 +60,14 @@ def read_feed_forward(
     if family.has_own_kinds:
         return own_feed_forwards(fields, family, config, norm, num_layers)
     return (config,) * num_layers if mixture is None else read_experts(fields, mixture, config, num_layers)
+
+
+def _two_thirds(fields: Fields, size: int) -> int:
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return size
+    factor = fields.number("block_ffn_dim_multiplier", 1.0, low=1e-3, high=1e3)
+    multiple = fields.integer("block_multiple_of", 256, low=1, high=1 << 20)
+    return -(-int(factor * (2 * size // 3)) // multiple) * multiple
 
 
 def _read(fields: Fields, family: Family, kinds: Mapping[str, _Kind]) -> _Kind:

@@ -12,9 +12,10 @@ from pagewood.engine.models.fields.feed_forward import read_feed_forward
 from pagewood.engine.models.fields.latent_attention import read_latent_attention
 from pagewood.engine.models.fields.layer_kinds import frame_of, own_attentions, own_inputs, own_windows
 from pagewood.engine.models.fields.multipliers import read_multiplier
+from pagewood.engine.models.fields.recurrent import read_recurrent, read_recurrent_layers
 from pagewood.engine.models.fields.windows import read_windows
 from pagewood.engine.models.limits import read_size
-from pagewood.engine.models.parts.choice import AnyMixer
+from pagewood.engine.models.parts.choice import AnyFeedForward, AnyMixer, Recurrent
 from pagewood.engine.models.parts.layer import FrameConfig, LayerConfig
 from pagewood.engine.models.parts.norm import NormConfig
 
@@ -34,7 +35,13 @@ def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormC
     """
     num_layers = read_size(fields, "num_hidden_layers", "num_layers")
     mixers: Sequence[AnyMixer]
-    if family.mixer == "attention":
+    recurrent = read_recurrent_layers(fields, family, num_layers)
+    if any(recurrent):
+        others = fields.over({"layer_types": None})
+        attentions = read_attention(others, family, (None,) * num_layers, hidden_size=hidden_size, norm=norm)
+        own = read_recurrent(fields, family, hidden_size=hidden_size, norm=norm)
+        mixers = [own if one else attention for one, attention in zip(recurrent, attentions, strict=True)]
+    elif family.mixer == "attention":
         windows = read_windows(fields, family, num_layers)
         if family.has_own_kinds:
             windows = own_windows(windows)
@@ -52,7 +59,7 @@ def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormC
             mixer=mixer,
             feed_forward=feed_forward,
             norm=norm,
-            frame=frame_of(frame, feed_forward) if index or not family.begins_without_norm else _without_norm(frame),
+            frame=_frame_of(frame, family, mixer, feed_forward, is_first=index == 0),
             residual_multiplier=multiplier,
             inputs=inputs,
             has_scalar=family.has_own_kinds,
@@ -61,6 +68,11 @@ def read_layers(fields: Fields, family: Family, *, hidden_size: int, norm: NormC
     )
 
 
-def _without_norm(frame: FrameConfig) -> FrameConfig:
-    """Return the frame of a first layer whose input was normed before."""
-    return replace(frame, before_mixer=None)
+def _frame_of(
+    frame: FrameConfig, family: Family, mixer: AnyMixer, feed_forward: AnyFeedForward, *, is_first: bool
+) -> FrameConfig:
+    """Return the frame of a layer; the input of a first one may have been normed before."""
+    if is_first and family.begins_without_norm:
+        return replace(frame, before_mixer=None)
+    own = frame_of(frame, feed_forward)
+    return replace(own, mixer=family.recurrent_name) if isinstance(mixer, Recurrent) else own

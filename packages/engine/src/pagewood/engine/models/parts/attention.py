@@ -69,6 +69,9 @@ class AttentionConfig:
     """The norm of each head of values, which has no weights; None: there is no norm."""
     source: int | None = None
     """The earlier layer whose keys and values it reads; None: it has its own."""
+    has_output_gate: bool = False
+    """Whether the attention of each head is multiplied by the logistic function of as many numbers, whose projection
+    lies below that of the head's queries."""
     sees_later: bool = False
     """Whether a token sees later positions, too, so that its whole text must be computed in one step."""
     reach: int | None = None
@@ -90,6 +93,8 @@ class AttentionConfig:
             raise ValueError("source must be None in layers whose q and k have a projection or norm together")
         if self.values_are_keys and (self.qkv_is_fused or self.head_order is not None):
             raise ValueError("values_are_keys must be False where keys are stored with values or in another order")
+        if self.has_output_gate and (self.qkv_is_fused or self.source is not None or self.values_are_keys):
+            raise ValueError("has_output_gate must be False where q, k and v are not three projections")
         if self.window is not None and self.window < 1:
             raise ValueError(f"windows must be >= 1, got {self.window}")
         if self.is_chunked and self.window is None:
@@ -161,7 +166,7 @@ class AttentionConfig:
 class SelfAttention(Generic[A]):
     """An attention with its parameters."""
 
-    __slots__ = ("_config", "_ops", "_output", "_qkv", "_sinks", "_split", "_value_norm")
+    __slots__ = ("_config", "_gate", "_ops", "_output", "_qkv", "_sinks", "_split", "_value_norm")
 
     def __init__(
         self,
@@ -197,6 +202,13 @@ class SelfAttention(Generic[A]):
             has_bias=config.qkv_bias,
             order=_order(config, shard),
         )
+        self._gate: Linear[A] | None = None
+        if config.has_output_gate:
+            size, bias = config.q_size, config.qkv_bias
+            gates = in_heads(np.arange(config.head_dim, 2 * config.head_dim), heads[0], size=2 * config.head_dim)
+            self._gate = read_linear(
+                weights, ops, prefix, [("q_proj", 2 * size)], inputs or hidden_size, has_bias=bias, order=gates
+            )
         q_name, k_name = (f"{prefix}{name}" for name in config.qk_norm_names)
         self._split = HeadSplit(
             head_dim=config.head_dim,
@@ -238,6 +250,8 @@ class SelfAttention(Generic[A]):
         if config.temperature is not None:
             q = ops.scale_rows(q, step.rotations[config.temperature])
         attended = step.attention.run(q, k, v, layer, self._sinks)
+        if self._gate is not None:
+            attended = ops.multiply_columns(attended, self._gate(x), 0, "sigmoid")
         if wanted is not None:
             attended = ops.take(attended, wanted)
         return self._output(attended)
@@ -248,7 +262,7 @@ def _parts(config: AttentionConfig) -> list[tuple[str, int]]:
     if config.qkv_is_fused:
         return [("qkv_proj", config.q_size + 2 * config.kv_size)]
     own = [("k_proj", config.kv_size), ("v_proj", config.kv_size)]
-    return [("q_proj", config.q_size), *own[: _num_own(config)]]
+    return [("q_proj", config.q_size * (2 if config.has_output_gate else 1)), *own[: _num_own(config)]]
 
 
 def _num_own(config: AttentionConfig) -> int:
@@ -259,9 +273,9 @@ def _num_own(config: AttentionConfig) -> int:
 def _order(config: AttentionConfig, shard: Shard) -> RowOrder | None:
     """Return the order of the rows of a rank's queries, keys and values; None: all rows stay."""
     order = config.head_order
-    if order is None and shard.is_whole:
+    if order is None and shard.is_whole and not config.has_output_gate:
         return None
-    if shard.is_whole and order is not None:
+    if shard.is_whole and order is not None and not config.has_output_gate:
         num_kv_heads = 0 if config.source is not None else config.num_kv_heads
         rotated = in_heads(order, range(config.num_heads + num_kv_heads))
         num_plain = 0 if config.source is not None or config.values_are_keys else config.kv_size
@@ -269,8 +283,14 @@ def _order(config: AttentionConfig, shard: Shard) -> RowOrder | None:
     plain = np.arange(config.head_dim)
     rotated = plain if order is None else order
     heads, kv_heads = config.heads_of(shard)
-    keys, values = config.q_size, config.q_size + config.kv_size
-    parts = [in_heads(rotated, heads), keys + in_heads(rotated, kv_heads), values + in_heads(plain, kv_heads)]
+    width = 2 if config.has_output_gate else 1
+    keys = config.q_size * width
+    values = keys + config.kv_size
+    parts = [
+        in_heads(rotated, heads, size=width * config.head_dim),
+        keys + in_heads(rotated, kv_heads),
+        values + in_heads(plain, kv_heads),
+    ]
     return np.concatenate(parts[: 1 + _num_own(config)])
 
 

@@ -12,11 +12,18 @@ from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttentio
 from pagewood.engine.models.parts.experts import Experts, ExpertsConfig
 from pagewood.engine.models.parts.experts_beside import ExpertsBeside, ExpertsBesideConfig
 from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
+from pagewood.engine.models.parts.gated_delta import GatedDelta, GatedDeltaConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttention, LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForward, PlainFeedForwardConfig
+from pagewood.engine.models.parts.short_convolution import ShortConvolution, ShortConvolutionConfig
+from pagewood.engine.models.parts.state_space import StateSpace, StateSpaceConfig
 from pagewood.engine.models.shard import Shard
 
-AnyMixer = AttentionConfig | LatentAttentionConfig
+WithPages = AttentionConfig | LatentAttentionConfig
+"""Mixers that read what they have kept of every earlier token."""
+Recurrent = ShortConvolutionConfig | GatedDeltaConfig | StateSpaceConfig
+"""Mixers that have a state instead, of one size for every text."""
+AnyMixer = WithPages | Recurrent
 """Every kind of mixer: what lets tokens see earlier ones."""
 AnyFeedForward = FeedForwardConfig | PlainFeedForwardConfig | ExpertsConfig | ExpertsBesideConfig
 """Every kind of feed-forward: what computes each token by itself."""
@@ -45,10 +52,18 @@ def make_mixer(
     config: AnyMixer, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int, inputs: int | None, shard: Shard
 ) -> Mixer[A]:
     """Return a mixer with parameters from `weights`; see `SelfAttention` for the arguments."""
-    if isinstance(config, LatentAttentionConfig):
-        assert inputs is None, "drafting heads have other attentions"
-        return LatentAttention(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
-    return SelfAttention(config, weights, ops, prefix, hidden_size=hidden_size, inputs=inputs, shard=shard)
+    if isinstance(config, AttentionConfig):
+        return SelfAttention(config, weights, ops, prefix, hidden_size=hidden_size, inputs=inputs, shard=shard)
+    assert inputs is None, "drafting heads have other mixers"
+    match config:
+        case LatentAttentionConfig():
+            return LatentAttention(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+        case ShortConvolutionConfig():
+            return ShortConvolution(config, weights, ops, prefix)
+        case GatedDeltaConfig():
+            return GatedDelta(config, weights, ops, prefix, hidden_size=hidden_size)
+        case StateSpaceConfig():
+            return StateSpace(config, weights, ops, prefix, hidden_size=hidden_size)
 
 
 def make_feed_forward(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from pagewood.engine.models.ops import A, Linear, Ops, Projection, Weights
 from pagewood.engine.models.stored.head_order import RowOrder
 
@@ -44,3 +47,30 @@ def read_linear(
         adds_bias=adds_bias,
     )
     return ops.adaptable(ops.linear(weight, bias if adds_bias else None), projection)
+
+
+def read_exact_linear(
+    weights: Weights,
+    ops: Ops[A],
+    prefix: str,
+    parts: Sequence[tuple[str, int]],
+    inputs: int,
+    *,
+    bias: Tensor | None = None,
+    order: RowOrder | None = None,
+) -> Linear[A]:
+    """Take the small matrices `parts`, one below the other, whose numbers are not rounded further.
+
+    Args:
+        weights: their source.
+        ops: keeps them.
+        prefix: of their names, with the dot at its end.
+        parts: name and number of outputs of each; one only with an `order`.
+        inputs: number of inputs of all.
+        bias: `[out]`, in this order; None: zeros.
+        order: of the rows; those that it does not name are not read.
+    """
+    numbers = [weights.numbers(f"{prefix}{name}.weight", rows, inputs, order=order) for name, rows in parts]
+    names = [(f"{prefix}{name}", rows) for name, rows in parts]
+    projection = Projection(parts=names, inputs=inputs, order=order, bias=bias)
+    return ops.adaptable(ops.exact_linear(torch.cat(numbers), bias), projection)

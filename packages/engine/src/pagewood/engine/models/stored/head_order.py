@@ -33,6 +33,6 @@ def head_order(head_dim: int, *, rotated: int, has_neighbours: bool) -> RowOrder
     return np.concatenate([pairs[:, 0], rest[0], pairs[:, 1], rest[1]])
 
 
-def in_heads(order: RowOrder, heads: range) -> RowOrder:
-    """Return the order of the elements of some heads."""
-    return (np.asarray(heads)[:, None] * len(order) + order).reshape(-1)
+def in_heads(order: RowOrder, heads: range, *, size: int | None = None) -> RowOrder:
+    """Return the order of the elements of some heads, each of which has `size` rows; None: as many as `order`."""
+    return (np.asarray(heads)[:, None] * (size or len(order)) + order).reshape(-1)

@@ -42,14 +42,16 @@ from pagewood.engine.runner.cpu.program.attention import attention_over
 from pagewood.engine.runner.cpu.program.division import RequestDivision
 from pagewood.engine.runner.cpu.program.exchange import Exchange, StepWatch
 from pagewood.engine.runner.cpu.program.passes import Grants, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.program.processing import Processing, integers_at
+from pagewood.engine.runner.cpu.program.processing import Processing
+from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.spans import RunnerSpans
 from pagewood.engine.runner.cpu.program.step_program import StepWriter
-from pagewood.engine.runner.cpu.program.tape import Buffer, MeasuredRun, Program, Run
+from pagewood.engine.runner.cpu.program.tape import Buffer, MeasuredRun, Program, Run, integers_at
 from pagewood.engine.runner.cpu.worker import Later, Worker
 from pagewood.engine.runner.processors import Process, RowProcessors
 from pagewood.kvpool import LayerGroups
 from pagewood.kvpool.latent_storage import LatentStorage
+from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.storage import KVStorage
 
 Float32 = NDArray[np.float32]
@@ -247,6 +249,7 @@ class CPURunner:
         exchange: Exchange | None = None,
         watch: StepWatch | None = None,
         adapters: CPUAdapters | None = None,
+        states: PageMemory | None = None,
     ) -> None:
         """Allocate the tables and start the worker.
 
@@ -271,6 +274,7 @@ class CPURunner:
                 pages, see `RequestDivision`. None: this rank has the pages of all requests, or its part of them.
             watch: gets what each step has computed, if the model is divided among ranks.
             adapters: of the model's projections; None: there are none.
+            states: memory of recurrent layers; None: there are none.
         """
         self._adapters = adapters
         config, page_size = model.config, storage.layout.page_size
@@ -316,6 +320,9 @@ class CPURunner:
         prepared = min(_MAX_PREPARED, max(1, _PREPARED_BYTES // (4 * config.vocab_size)))
         num_tokens = min(max_rows * (1 + max_drafts), prepared) if max_drafts > 0 else 1
         has_drafts = self._lookup is not None or self._drafter is not None
+        recurrence = None
+        if states is not None:
+            recurrence = CPURecurrence(states, [layer.mixer for layer in config.layers])
         self._writer = StepWriter(
             model=model,
             kernel=kernel,
@@ -324,6 +331,7 @@ class CPURunner:
             rotations=self._rotations,
             clock=self._clock,
             division=self._division,
+            recurrence=recurrence,
             witness=None if watch is None else watch.states,
             token_witness=watch.states[2:] if watch is not None and self._is_stage and has_drafts else None,
         )
@@ -358,6 +366,8 @@ class CPURunner:
             is_drafting=is_drafting,
             scored=_writable(batch.scored),
             pooled=_writable(batch.pooled),
+            states=batch.states,
+            state_copies=batch.state_copies,
         )
         self._processors.admit(batch)
         calls = self._processors.of_batch(batch) if self._model.stage.is_last else {}
@@ -395,6 +405,8 @@ class CPURunner:
             promised=promised,
             sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_grants, [0] * num_grants),
             is_drafting=int(promised.max(initial=0)) > 1,
+            states=batch.states,
+            state_copies=batch.state_copies,
         )
         step = _Step(batch=batch, grants=grants, samples=False)
         return self._handle(step, self._worker.submit(partial(self._all_logits, step))).wait()

@@ -18,8 +18,10 @@ from pagewood.engine.models import torch_experts
 from pagewood.engine.models.expert_map import ExpertPlacement
 from pagewood.engine.models.ops import (
     ChosenExperts,
+    Convolution,
     Embedding,
     ExpertMatrices,
+    Gate,
     HeadSplit,
     LatentHeads,
     LatentShape,
@@ -31,7 +33,14 @@ from pagewood.engine.models.ops import (
 )
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
-from pagewood.engine.models.torch_ops import activated, norm_over_ranks, normed
+from pagewood.engine.models.torch_ops import (
+    activated,
+    convolution_of,
+    gated_columns,
+    norm_groups,
+    norm_over_ranks,
+    normed,
+)
 from pagewood.engine.runner.cuda.adapters import CUDAAdapters
 from pagewood.engine.runner.cuda.exchange import Exchange
 from pagewood.engine.runner.cuda.experts import CUDAExperts, ExpertKernels
@@ -278,9 +287,17 @@ class CUDAOps:
         """Return what finds placed experts."""
         return torch_experts.TorchPlacing(placement, near.device)
 
-    def multiply_columns(self, x: Tensor, y: Tensor, column: int) -> Tensor:
-        """Return `x` times as many columns of `y` from `column` on, in its memory."""
-        return x.mul_(y[:, column : column + x.shape[1]])
+    def multiply_columns(self, x: Tensor, y: Tensor, column: int, gate: Gate | None = None) -> Tensor:
+        """Return `x` times as many columns of `y` from `column` on, or times a function of them, in its memory."""
+        return x.mul_(gated_columns(y[:, column : column + x.shape[1]], gate))
+
+    def columns(self, x: Tensor, column: int, size: int) -> Tensor:
+        """Return columns of `x` in new memory."""
+        return x[:, column : column + size].clone()
+
+    def norm_groups(self, x: Tensor, norm: Norm, size: int) -> Tensor:
+        """Return `x`, every `size` elements normed on their own, with weights of all."""
+        return norm_groups(x, norm, size)
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""
@@ -290,6 +307,10 @@ class CUDAOps:
         """Return the position of each token, from the table with the bits of those that have an embedding."""
         positions, table = numbers
         return table.index_select(0, positions)[:, 0].contiguous().view(torch.int32)
+
+    def convolution(self, weight: Tensor, bias: Tensor | None, *, activates: bool = True) -> Convolution:
+        """Return a convolution with `weight` `[C, 1, W]`."""
+        return convolution_of(weight, bias, activates=activates)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`; a tensor without axes on the host is an argument of the kernel, not a copy."""

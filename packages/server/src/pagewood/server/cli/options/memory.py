@@ -25,6 +25,14 @@ def add_memory_options(page: Page) -> None:
         "CUDA it is what --mem-fraction leaves.",
     )
     memory.add(
+        "--state-places",
+        type=int,
+        metavar="N",
+        help="states of recurrent layers, as in Qwen3-Next (default: automatic)",
+        more="One for each request that may run; the others are what the prefix cache keeps at the ends of prompts and "
+        "answers. The default is five for each request, in at most an eighth of the free memory.",
+    )
+    memory.add(
         "--mem-fraction",
         type=float,
         default=DEFAULTS.mem_fraction,

@@ -43,7 +43,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 class CacheExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why no more of a prompt was cached when its request was admitted."""
 
-    cause: Literal["complete", "page_rounding", "evicted", "window_evicted", "never_seen", "no_cache"]
+    cause: Literal[
+        "complete", "page_rounding", "evicted", "window_evicted", "snapshot_evicted", "no_snapshot", "never_seen",
+        "no_cache",
+    ]  # fmt: skip
     reusable_tokens: int
     """Most tokens of the prompt that could come from the cache."""
     cached_tokens: int

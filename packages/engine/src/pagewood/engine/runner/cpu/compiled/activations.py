@@ -15,7 +15,7 @@ import numpy as np
 from pagewood.engine.runner.cpu.compiled.instruction import First, Last, Real, blocks_of_rows, instruction
 from pagewood.engine.runner.cpu.compiled.machine.kernel import exact, inlined
 from pagewood.engine.runner.cpu.compiled.machine.memory import floats
-from pagewood.engine.runner.cpu.compiled.machine.numeric import exp
+from pagewood.engine.runner.cpu.compiled.machine.numeric import exp, logistic
 
 _F = np.float32
 _U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
@@ -121,3 +121,20 @@ def soft_cap(x_at: Any, size: Any, cap: Real, first: First, last: Last) -> None:
     for row in range(_U(first), _U(last)):
         for i in range(_U(size)):
             x[row, i] = c - _F(2.0) * c / (_F(1.0) + exp(x[row, i] * inverse))
+
+
+@instruction(blocks_of_rows)
+@inlined
+def multiply_gate(
+    x_at: Any, y_at: Any, size: Any, y_size: Any, column: Any, is_silu: Any, first: First, last: Last
+) -> None:
+    """Multiply `x` `[T, size]` by the logistic function of columns of `y` `[T, y_size]`, and if `is_silu` by them."""
+    x, y = floats(x_at, 0, size), floats(y_at, 0, y_size)
+    column = _U(column)
+    for row in range(_U(first), _U(last)):
+        if is_silu != 0:
+            for i in range(_U(size)):
+                x[row, i] *= y[row, column + i] * logistic(y[row, column + i])
+        else:
+            for i in range(_U(size)):
+                x[row, i] *= logistic(y[row, column + i])

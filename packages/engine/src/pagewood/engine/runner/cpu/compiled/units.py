@@ -29,6 +29,7 @@ COMMON = (
         "rarer_rows", rows.norm_heads, rows.sum_squares, rows.norm_columns_by, rows.layer_norm, rows.add, rows.split,
         rows.multiply_columns, rows.scale_rows, activations.gelu, activations.gelu_mul, activations.gelu_tanh,
         activations.gelu_quick, activations.relu_squared, activations.xielu, activations.soft_cap,
+        activations.multiply_gate,
     ),
     Unit("products", matmul.pack, matmul.multiply),
     Unit("pages", store, accept.accept),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pagewood.engine.models.memory import layer_groups
 from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.choice import AnyMixer
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.runner.cpu.compiled.attention.heads import attend, store
 from pagewood.engine.runner.cpu.program.latent_attention import CPULatentAttention
@@ -34,7 +35,7 @@ class CPUAttention:
     def __init__(
         self,
         storage: KVStorage,
-        layers: Sequence[AttentionConfig],
+        layers: Sequence[AnyMixer],
         *,
         groups: LayerGroups | None = None,
         num_rows: int = 0,
@@ -43,7 +44,7 @@ class CPUAttention:
 
         Args:
             storage: the KV memory.
-            layers: the attention of each layer.
+            layers: the mixer of each layer; recurrent ones do not attend.
             groups: of the layers, each with a page table of its own; None: all layers are one group.
             num_rows: rows of the page table of a group.
 
@@ -62,9 +63,10 @@ class CPUAttention:
             _pages_of(storage, number, start=start, first_row=group * num_rows)
             for (group, number), start in zip(groups.places, groups.starts, strict=True)
         ]
-        self.num_kv_heads = max(layer.num_kv_heads for layer in layers)
+        heads = [layer for layer in layers if isinstance(layer, AttentionConfig)]
+        self.num_kv_heads = max(layer.num_kv_heads for layer in heads)
         """Most key heads of a layer."""
-        self.tile = max(1, _TILE_ROWS // max(layer.group for layer in layers))
+        self.tile = max(1, _TILE_ROWS // max(layer.group for layer in heads))
         """Query tokens of an item of work."""
 
     def run(self, q: Buffer, k: Buffer | None, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
@@ -73,6 +75,7 @@ class CPUAttention:
         Positions and pages are those of the scope of `q`. For `sinks` see `models.ops.Attention`.
         """
         pages, tape, own, scope = self._pages[layer], q.tape, self._layers[layer], q.rows.scope
+        assert isinstance(own, AttentionConfig)
         out = tape.buffer(q.rows, q.size)
         if k is not None:
             tape.write(
@@ -132,7 +135,7 @@ AnyCPUAttention = CPUAttention | CPULatentAttention
 
 def attention_over(
     storage: KVStorage | LatentStorage,
-    layers: Sequence[AttentionConfig | LatentAttentionConfig],
+    layers: Sequence[AnyMixer],
     *,
     groups: LayerGroups | None = None,
     num_rows: int = 0,
@@ -145,7 +148,7 @@ def attention_over(
     heads = [layer for layer in layers if isinstance(layer, AttentionConfig)]
     latents = [layer for layer in layers if isinstance(layer, LatentAttentionConfig)]
     if isinstance(storage, KVStorage) and not latents:
-        return CPUAttention(storage, heads, groups=groups, num_rows=num_rows)
+        return CPUAttention(storage, layers, groups=groups, num_rows=num_rows)
     if isinstance(storage, LatentStorage) and not heads:
         return CPULatentAttention(storage, latents)
     raise ValueError(

@@ -73,12 +73,13 @@ def add_pass(
     division: RequestDivision | None,
     *,
     vocab_size: int,
+    has_states: bool = False,
 ) -> tuple[Pass, Pass, DividedPass | None]:
     """Add a pass to a tape; return that of all rows, that of this rank's rows, and their division.
 
     Without a division, both passes are the same. For the arguments see `Pass`.
     """
-    whole = Pass(tape, tables, attention, rotations, vocab_size=vocab_size)
+    whole = Pass(tape, tables, attention, rotations, vocab_size=vocab_size, has_states=has_states)
     if division is None:
         return whole, whole, None
     part = Pass(tape, replace(tables, pages=division.own_pages), attention, rotations, vocab_size=vocab_size)

@@ -20,8 +20,10 @@ from pagewood.engine.models.expert_map import ExpertPlacement
 from pagewood.engine.models.ops import (
     XIELU,
     ChosenExperts,
+    Convolution,
     Embedding,
     ExpertMatrices,
+    Gate,
     HeadSplit,
     LatentHeads,
     LatentShape,
@@ -33,6 +35,7 @@ from pagewood.engine.models.ops import (
 )
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation, gated
+from pagewood.engine.models.torch_ops import convolution_of
 from pagewood.engine.runner.cpu.compiled import activations, rows
 from pagewood.engine.runner.cpu.compiled.adapters import ADAPTERS
 from pagewood.engine.runner.cpu.compiled.attention import heads
@@ -53,6 +56,7 @@ from pagewood.engine.runner.cpu.compiled.products.quantise import quantise
 from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
+from pagewood.engine.runner.cpu.compiled.recurrence import RECURRENCE
 from pagewood.engine.runner.cpu.program import experts
 from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
 from pagewood.engine.runner.cpu.program.exchange import Exchange
@@ -520,9 +524,31 @@ class CPUOps:
         self.units[PLACING] = None
         return experts.CPUPlacing(placement)
 
-    def multiply_columns(self, x: Buffer, y: Buffer, column: int) -> Buffer:
-        """Return `x` times as many columns of `y` from `column` on, in its memory."""
+    def multiply_columns(self, x: Buffer, y: Buffer, column: int, gate: Gate | None = None) -> Buffer:
+        """Return `x` times as many columns of `y` from `column` on, or times a function of them, in its memory."""
+        if gate is not None:
+            x.tape.write(
+                activations.multiply_gate, x.rows, x=x, y=y, size=x.size, y_size=y.size, column=column,
+                is_silu=int(gate == "silu"),
+            )  # fmt: skip
+            return x
         x.tape.write(rows.multiply_columns, x.rows, x=x, y=y, size=x.size, y_size=y.size, column=column)
+        return x
+
+    def columns(self, x: Buffer, column: int, size: int) -> Buffer:
+        """Return columns of `x` in new memory."""
+        out = x.tape.buffer(x.rows, size)
+        x.tape.write(rows.columns, x.rows, x=x, out=out, size=x.size, out_size=size, column=column)
+        return out
+
+    def norm_groups(self, x: Buffer, norm: Norm, size: int) -> Buffer:
+        """Return `x`, every `size` elements normed on their own, in its memory."""
+        weight = weight_of(norm, x.size)
+        for column in range(0, x.size, size):
+            x.tape.write(
+                rows.norm_columns, x.rows, x=x, weight=weight[column : column + size], x_size=x.size, column=column,
+                size=size, epsilon=norm.epsilon,
+            )  # fmt: skip
         return x
 
     def add_gated(self, x: Buffer, y: Buffer, gate: Buffer | None) -> Buffer:
@@ -533,6 +559,11 @@ class CPUOps:
     def positions(self, numbers: tuple[Buffer, Buffer]) -> Buffer:
         """Return the position of each token, whose bits stand in the place of cosines."""
         return numbers[0]
+
+    def convolution(self, weight: Tensor, bias: Tensor | None, *, activates: bool = True) -> Convolution:
+        """Return a convolution with `weight` `[C, 1, W]`."""
+        self.units[RECURRENCE] = None
+        return convolution_of(weight, bias, activates=activates)
 
     def scale(self, x: Buffer, factor: float) -> Buffer:
         """Return `x` times `factor`, in its memory."""

@@ -29,7 +29,7 @@ from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, A
 from pagewood.engine.runner.cpu.compiled.pool import pool
 from pagewood.engine.runner.cpu.compiled.rows import columns
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
-from pagewood.engine.runner.cpu.program.tape import Buffer, Operand, Scope, Tape
+from pagewood.engine.runner.cpu.program.tape import Buffer, Operand, Scope, Tape, integers_at
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -139,6 +139,10 @@ class Grants:
     """[Q, 3], prompt tokens that are reported, see `Batch.scored`."""
     pooled: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
     """[P, 3], prompt tokens whose states are added up, see `Batch.pooled`."""
+    states: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    """[G, 2], see `Batch.states`."""
+    state_copies: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
+    """[V, 3], see `Batch.state_copies`."""
 
     def take(self, grants: Int32, sampled: Int32, places: Int32) -> Grants:
         """Return some of the grants.
@@ -161,6 +165,8 @@ class Grants:
             is_drafting=self.is_drafting and any(num > 1 for num in promised.tolist()),
             scored=_moved(self.scored, grants),
             pooled=_moved(self.pooled, grants),
+            states=self.states[grants_at] if len(self.states) else self.states,
+            state_copies=_moved(self.state_copies[np.isin(self.state_copies[:, 0], grants)], grants),
         )
 
 
@@ -210,6 +216,7 @@ class Pass:
         rotations: Rotations,
         *,
         vocab_size: int,
+        has_states: bool = False,
     ) -> None:
         """Add the scope and its inputs to `tape`.
 
@@ -219,6 +226,7 @@ class Pass:
             attention: of the model.
             rotations: of the model.
             vocab_size: of the model.
+            has_states: whether the model has recurrent layers.
         """
         scope, half = tape.scope(), sum(rotations.widths)
         self._rotations = rotations
@@ -262,6 +270,8 @@ class Pass:
             Column.SCORED: tape.buffer(scope.wanted, 2),
             Column.POOLED: tape.buffer(scope.kept, 2),
         }
+        if has_states:
+            columns |= {Column.STATES: tape.buffer(scope.tokens, 2), Column.SAVES: tape.buffer(scope.tokens, 1)}
         tape.fill(scope, columns)
 
     def rotated(self) -> list[tuple[Buffer, Buffer]]:
@@ -376,9 +386,23 @@ class Pass:
                 scopes, index, counts, rotations.columns, grants.rows, grants.starts, grants.counts, grants.sampled,
                 grants.promised, grants.sampling.words, ahead, all_wanted, grants.scored, grants.pooled,
             )  # fmt: skip
+            if outcome == Outcome.DONE and len(grants.states):
+                _lay_out_states(scopes[index], grants)
             if outcome != Outcome.TOO_FAR:
                 return outcome
             rotations.reach(int(scopes[index, Column.NUM_ROTATIONS]))
+
+
+def _lay_out_states(scope: Int64, grants: Grants) -> None:
+    """Fill the tables of states of a scope."""
+    num_grants, num_tokens = len(grants.rows), int(grants.counts.sum())
+    integers_at(scope[Column.STATES], 2 * num_grants)[:] = grants.states.ravel()
+    saves = integers_at(scope[Column.SAVES], num_tokens)
+    saves[:] = -1
+    copies = grants.state_copies
+    if len(copies):
+        firsts = np.cumsum(grants.counts) - grants.counts
+        saves[firsts[copies[:, 0]] + copies[:, 1] - 1] = copies[:, 2]
 
 
 def _columns(x: Buffer, start: int, size: int) -> Buffer:

@@ -9,7 +9,6 @@ Legend: G grants, S sampled grants, T tokens of the pass, W wanted tokens, V voc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ctypes import c_int32
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.program.passes import Grants
-from pagewood.engine.runner.cpu.program.tape import MeasuredRun, Run
+from pagewood.engine.runner.cpu.program.tape import MeasuredRun, Run, integers_at
 from pagewood.engine.runner.cpu.worker import Later
 from pagewood.engine.runner.processors import RowCalls
 
@@ -62,8 +61,3 @@ class Processing:
                     last = len(own) - (end - first) + j
                     text = np.concatenate([known, own[1 : last + 1]])
                     calls.change(torch.from_numpy(text), torch.from_numpy(logits[first + j]))
-
-
-def integers_at(address: int | np.int64, size: int) -> Int32:
-    """Return a view of `size` int32 in memory of the program."""
-    return np.ctypeslib.as_array((c_int32 * size).from_address(int(address)))

@@ -22,6 +22,7 @@ from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass, divided_on
 from pagewood.engine.runner.cpu.program.draws import draw
 from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.tape import Buffer, Program, Tape
 
 Float32 = NDArray[np.float32]
@@ -69,6 +70,8 @@ class StepWriter:
     """[4, 2], written by programs with a drafter: see `CPURunner`."""
     division: RequestDivision | None = None
     """Division of rows among ranks by request; None: this rank has all rows."""
+    recurrence: CPURecurrence | None = None
+    """What recurrent layers do; None: there are none."""
     witness: Int64 | None = None
     """[1], to which programs add the sum of the bits of the last hidden states; None: they do not."""
     token_witness: Int64 | None = None
@@ -83,7 +86,13 @@ class StepWriter:
         """
         tape, config = Tape(), self.model.config
         one, own, divided = add_pass(
-            tape, self.rows, self.attention, self.rotations, self.division, vocab_size=config.vocab_size
+            tape,
+            self.rows,
+            self.attention,
+            self.rotations,
+            self.division,
+            vocab_size=config.vocab_size,
+            has_states=self.recurrence is not None,
         )
 
         def mark(moment: int) -> None:
@@ -103,7 +112,9 @@ class StepWriter:
         if drafter is not None:
             states = drafter.record_target(tape, one, self.attention, divided)
         else:
-            states = self.model.states(one.tokens, own.rotated(), self.attention, own.kept, division=divided)[0]
+            states = self.model.states(
+                one.tokens, own.rotated(), self.attention, own.kept, recurrence=self.recurrence, division=divided
+            )[0]
         if self.witness is not None:
             tape.write(exchange.witness, states.rows, x=states, size=states.size, out=self.witness)
         sums = one.pool(states)

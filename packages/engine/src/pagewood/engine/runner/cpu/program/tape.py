@@ -10,6 +10,7 @@ hidden state is wanted, N instructions.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from ctypes import c_int32
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from pagewood.engine.runner.cpu.compiled.step import COUNTER_STRIDE, StepKernel
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
 Made = TypeVar("Made")
 
 _LINE = 16  # elements of a cache line, on which every matrix starts
@@ -376,3 +378,8 @@ def _place(spans: dict[Buffer, tuple[int, int]], sizes: dict[Buffer, int]) -> tu
 def _view(memory: Float32, place: int, capacity: Sequence[int], buffer: Buffer) -> Float32:
     rows = capacity[buffer.rows.index]
     return memory[place : place + rows * buffer.size].reshape(rows, buffer.size)
+
+
+def integers_at(address: int | np.int64, size: int) -> Int32:
+    """Return a view of `size` int32 in memory of the program."""
+    return np.ctypeslib.as_array((c_int32 * size).from_address(int(address)))

@@ -49,3 +49,9 @@ def exp(x: Any) -> Any:
     p = p * r + _F(1.0)
     power = float_from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
     return p * power if x > _F(-87.3) else (_F(0.0) if x <= _F(-87.3) else x)
+
+
+@exact
+def logistic(x: Any) -> Any:
+    """Return one over 1 plus e to the power of -x."""
+    return _F(1.0) / (_F(1.0) + exp(-x))

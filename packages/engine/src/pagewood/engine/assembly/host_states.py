@@ -1,0 +1,70 @@
+"""The memory of recurrent states on a machine's own memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagewood.engine.api import EngineConfig
+from pagewood.engine.assembly.available_memory import available_memory_bytes
+from pagewood.engine.models.config import ModelConfig
+
+_MEMORY_SHARE = 0.125
+"""Part of the free memory that states may take unless the configuration sets their number."""
+_PLACES_PER_ROW = 5
+_LEAST_INTERVAL = 256
+"""Fewest positions between the states that the cache keeps within a prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSizes:
+    """How many states there are, see `EngineInfo`."""
+
+    num_places: int = 0
+    interval: int = 0
+
+
+def state_sizes(config: EngineConfig, model: ModelConfig, *, page_bytes: int) -> StateSizes:
+    """Return how many states have a place, and how far apart those within a prompt are; see `EngineConfig`.
+
+    States within a prompt take no more memory than its pages.
+
+    Raises:
+        ValueError: a state of each request that may run does not fit, or the configuration cannot be combined with
+            recurrent layers.
+    """
+    if model.states is None:
+        if config.state_places is not None:
+            raise ValueError(
+                f"state_places must be None for models without recurrent layers, got {config.state_places}"
+            )
+        return StateSizes()
+    _check(config)
+    size, num_rows, available = model.states.bytes_per_page, config.num_rows, available_memory_bytes()
+    least = num_rows if config.state_places is None else config.state_places
+    if least < num_rows:
+        raise ValueError(f"state_places must be at least max_running {num_rows}, got {least}")
+    if least * size > available:
+        name = "max_running" if config.state_places is None else "state_places"
+        raise ValueError(
+            f"{name} must be at most {available // size} for states of {size / 1e6:.1f} MB in "
+            f"{available / 1e9:.1f} GB of memory, got {least}"
+        )
+    num_places = config.state_places or max(
+        num_rows, min(_PLACES_PER_ROW * num_rows, int(available * _MEMORY_SHARE) // size)
+    )
+    num_pages = max(-(-size // page_bytes), -(-_LEAST_INTERVAL // config.page_size))
+    return StateSizes(num_places=num_places, interval=num_pages * config.page_size)
+
+
+def _check(config: EngineConfig) -> None:
+    """Refuse what recurrent layers cannot be combined with."""
+    refused: list[tuple[str, object, object]] = [
+        ("speculative", config.speculative, "off"),
+        ("host_cache_gb", config.host_cache_gb, None),  # lower tiers come with it
+        ("max_adapters", config.max_adapters, 0),
+        ("tensor_parallel_size", config.tensor_parallel_size, 1),
+        ("pipeline_parallel_size", config.pipeline_parallel_size, 1),
+    ]
+    for name, value, off in refused:
+        if value != off:
+            raise ValueError(f"{name} must be {off} for models with recurrent layers, got {value}")

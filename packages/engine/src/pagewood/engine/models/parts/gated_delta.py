@@ -1,0 +1,162 @@
+"""A gated delta rule: a state of keys and values, which each token lets decay and corrects.
+
+Legend: T tokens of a step, W wanted tokens, E hidden_size, H heads of values `[V]`, G heads of queries and keys `[K]`.
+Source: Yang et al., Gated Delta Networks, 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+import numpy as np
+import torch
+
+from pagewood.engine.models.limits import check_size
+from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, Step, Weights
+from pagewood.engine.models.parts.linear import read_exact_linear, read_linear
+from pagewood.engine.models.parts.norm import NormConfig, read_norm
+from pagewood.engine.models.parts.short_convolution import check_whole, check_width, tail
+from pagewood.engine.models.shard import Shard
+from pagewood.engine.models.stored.head_order import RowOrder
+from pagewood.kvpool import PageArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaConfig:
+    """The numbers of a gated delta rule.
+
+    Raises:
+        ValueError: a number is out of its range, or two numbers contradict each other.
+    """
+
+    num_heads: int
+    """H."""
+    num_key_heads: int
+    """G."""
+    key_dim: int
+    """K."""
+    value_dim: int
+    """V."""
+    width: int
+    """Tokens that its convolution reads, the own one included."""
+    norm: NormConfig
+    """Norm of the result of each head."""
+    is_fused: bool = False
+    """Whether checkpoints have two projections, whose rows belong to one head of keys after the other, rather than
+    four."""
+
+    def __post_init__(self) -> None:
+        for name, size in (
+            ("linear_num_value_heads", self.num_heads),
+            ("linear_num_key_heads", self.num_key_heads),
+            ("linear_key_head_dim", self.key_dim),
+            ("linear_value_head_dim", self.value_dim),
+        ):
+            check_size("num_heads" if "num" in name else "head_dim", size)
+        check_width(self.width)
+        if self.num_heads % self.num_key_heads:
+            raise ValueError(
+                f"linear_num_value_heads must be a multiple of linear_num_key_heads {self.num_key_heads}, "
+                f"got {self.num_heads}"
+            )
+
+    @property
+    def key_size(self) -> int:
+        """Elements of all keys of a token."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Elements of all values of a token."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def position_configs(self) -> tuple[()]:
+        """Nothing: it needs to know no positions."""
+        return ()
+
+    @property
+    def window(self) -> None:
+        """None: it has no keys that could be behind a window."""
+        return None
+
+    def for_length(self, length: int) -> GatedDeltaConfig:
+        """Return itself."""
+        return self
+
+    def for_shard(self, shard: Shard) -> GatedDeltaConfig:
+        """Return itself, for a model of one rank.
+
+        Raises:
+            ValueError: there are several ranks.
+        """
+        check_whole(shard)
+        return self
+
+    @property
+    def state(self) -> tuple[PageArray, ...]:
+        """The state of a request."""
+        channels = 2 * self.key_size + self.value_size
+        matrices = PageArray(name="matrices", dtype="float32", shape=(self.num_heads, self.key_dim, self.value_dim))
+        return tail(channels, self.width), matrices
+
+
+class GatedDelta(Generic[A]):
+    """A gated delta rule with its parameters."""
+
+    __slots__ = ("_config", "_convolution", "_gates", "_heads", "_input", "_norm", "_ops", "_output")
+
+    def __init__(
+        self, config: GatedDeltaConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+    ) -> None:
+        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+        keys, values, heads = config.key_size, config.value_size, config.num_heads
+        self._config = config
+        self._ops = ops
+        if config.is_fused:
+            parts, gates = [("in_proj_qkvz", 2 * keys + 2 * values)], [("in_proj_ba", 2 * heads)]
+            shares = values // config.num_key_heads
+            order = _by_kind(config.num_key_heads, [config.key_dim, config.key_dim, shares, shares])
+            gate_order = _by_kind(config.num_key_heads, [heads // config.num_key_heads] * 2)
+        else:
+            parts = [("in_proj_qkv", 2 * keys + values), ("in_proj_z", values)]
+            gates, order, gate_order = [("in_proj_b", heads), ("in_proj_a", heads)], None, None
+        self._input: Linear[A] = read_linear(weights, ops, prefix, parts, hidden_size, order=order)
+        self._gates: Linear[A] = read_exact_linear(weights, ops, prefix, gates, hidden_size, order=gate_order)
+        self._convolution = ops.convolution(
+            weights.exact(f"{prefix}conv1d.weight", 2 * keys + values, 1, config.width), None
+        )
+        self._heads = RecurrentHeads(
+            num_heads=heads,
+            num_key_heads=config.num_key_heads,
+            key_dim=config.key_dim,
+            value_dim=config.value_dim,
+            corrects=True,
+            rate=-torch.exp(weights.exact(f"{prefix}A_log", heads)),
+            bias=weights.exact(f"{prefix}dt_bias", heads),
+        )
+        self._norm: Norm = read_norm(config.norm, weights, f"{prefix}norm", config.value_dim).folded()
+        self._output: Linear[A] = read_linear(weights, ops, prefix, [("out_proj", hidden_size)], values)
+
+    def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
+        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
+        ops, config, recurrence = self._ops, self._config, step.recurrence
+        assert recurrence is not None
+        parts = self._input(x)  # queries, keys, values, and what gates the result
+        mixed = recurrence.convolve(parts, 0, self._convolution, layer)
+        mixed = recurrence.recur(mixed, self._gates(x), self._heads, layer)
+        if wanted is not None:
+            mixed, parts = ops.take(mixed, wanted), ops.take(parts, wanted)
+        mixed = ops.norm_heads(mixed, self._norm, config.value_dim)
+        mixed = ops.multiply_columns(mixed, parts, 2 * config.key_size + config.value_size, "silu")
+        return self._output(mixed)
+
+
+def _by_kind(num_groups: int, sizes: list[int]) -> RowOrder:
+    """Return the order of rows of groups that each have some rows of several kinds: kind by kind."""
+    size = sum(sizes)
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    groups = size * np.arange(num_groups)[:, None]
+    kinds = [(groups + np.arange(start, start + count)).reshape(-1) for start, count in zip(starts, sizes, strict=True)]
+    return np.concatenate(kinds)

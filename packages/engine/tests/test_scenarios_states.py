@@ -1,0 +1,109 @@
+"""The scenarios of `test_scenarios` with a model whose layers have states, in few or many places.
+
+The echo model's state is a hash of all KV in its order, so that a state of another position, or of another text,
+changes the tokens.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagewood.engine.core.memory import kv, states
+from pagewood.engine.core.steps import batch_builder
+from scale import scaled
+from scenarios.drawing import (
+    random_scenario,
+    with_adapters,
+    with_grammars,
+    with_holds,
+    with_interruptions,
+    with_limits,
+    with_logprobs,
+    with_pooling,
+    with_states,
+    with_urgency,
+)
+from scenarios.faulty import random_faults
+from scenarios.running import Report, run_scenario
+from scenarios.scenario import Scenario
+from seeded_faults import Edit, seed_fault
+
+EXTENSIONS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
+    "adapters": with_adapters,
+    "grammars": with_grammars,
+    "holds": with_holds,
+    "interruptions": with_interruptions,
+    "limits": with_limits,
+    "log probabilities": with_logprobs,
+    "urgency": with_urgency,
+    "vectors": with_pooling,
+}
+
+
+def run(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool = False) -> Report:
+    scenario = random_scenario(rng, overlap=overlap)
+    if kind is not None:
+        scenario = EXTENSIONS[kind](scenario, rng)
+    if has_faults:
+        scenario = replace(scenario, faults=random_faults(rng))
+    return run_scenario(replace(with_states(scenario, rng), is_encoded=rng.random() < 0.3))
+
+
+@settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rng=st.randoms(use_true_random=False),
+    overlap=st.booleans(),
+    kind=st.sampled_from((None, *EXTENSIONS)),
+    has_faults=st.booleans(),
+)
+def test_tokens_are_those_of_the_oracle(rng: random.Random, overlap: bool, kind: str | None, has_faults: bool) -> None:
+    run(rng, overlap=overlap, kind=kind, has_faults=has_faults)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_requests_hit_and_are_preempted(overlap: bool) -> None:
+    reports = [run(random.Random(seed), overlap=overlap, kind=None) for seed in range(15)]
+    assert sum(report.num_cached_tokens for report in reports) > 0
+    assert sum(report.num_preempted for report in reports) > 0
+
+
+FAULTS: dict[str, list[Edit]] = {
+    "copy of the position before": [
+        (states.StatePlaces, "of_step", "(index, length - grant.start,", "(index, max(1, length - grant.start - 1),")
+    ],
+    "copy under a longer prefix": [
+        (states.StatePlaces, "offer", "request.cached_ids(0, length)", "request.cached_ids(0, end)")
+    ],
+    "copies of steps that were left out": [(states.StatePlaces, "offer", "copy[0] <= end", "True")],
+    "a hit begins with zeros": [(states.StatePlaces, "begin", "source = found", "source = ZEROS")],
+    "a hit goes on in the place of the cache": [
+        (
+            states.StatePlaces,
+            "begin",
+            "self._held[request] = _Held(own=own,",
+            "self._held[request] = _Held(own=max(own if source < 0 else source, 0),",
+        )
+    ],
+    "a hit needs no snapshot": [(kv.KVSpace, "_match", "needs_snapshot=True", "needs_snapshot=False")],
+    "a place given back twice": [
+        (states.StatePlaces, "offer", "if not cache.attach(node, place):", "if cache.attach(node, place) or True:")
+    ],
+    "places of ended requests lost": [(states.StatePlaces, "end", "[held.own, *", "[*")],
+    "a step reads where the one before began": [(states.StatePlaces, "of_step", "held.source = held.own", "pass")],
+    "a step of decodes without states": [(batch_builder.BatchBuilder, "build", "(grants, extras,", "(grants, {},")],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_seeded_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_fault(FAULTS[fault], monkeypatch)
+    for seed in range(300):
+        try:
+            run(random.Random(seed), overlap=seed % 3 > 0, kind=None)
+        except Exception:  # any error counts
+            return
+    pytest.fail("the fault was not found")
