@@ -123,6 +123,9 @@ def test_numbers_get_the_dtype_that_the_model_began_with(is_folder: bool, tmp_pa
     with WeightBench(pair.old) as bench:
         assert bench.update(**place) is None
         assert bench.scores() == fresh_scores(rounded)
+    with WeightBench(pair.old, weights="float32") as bench:  # a form that does not come from the files: nothing is lost
+        assert bench.update(**place) is None
+        assert bench.scores() == fresh_scores(pair.new, weights="float32") != fresh_scores(rounded, weights="float32")
 
 
 def wrong_updates(pair: Pair, folder: Path) -> dict[str, tuple[dict[str, Any], str]]:

@@ -212,6 +212,11 @@ class CPURank:
         self.loaded = loaded
 
     @property
+    def has_chosen_form(self) -> bool:
+        """Whether the form of its weights does not depend on the dtypes in its files."""
+        return self._config.weights != "auto"
+
+    @property
     def drafter_matrices(self) -> MatrixMemory:
         """The memory of a drafter's matrices."""
         return MatrixMemory() if self._drafter is None else self._drafter.matrices

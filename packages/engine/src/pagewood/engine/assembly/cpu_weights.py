@@ -149,7 +149,7 @@ class CPUWeights:
         Raises:
             ValueError: nothing was noted, or something differs.
         """
-        own = self._tensors or UpdatedTensors.of_folder(self._folder, self._folder)
+        own = self._tensors or self._of_folder(self._folder)
         now = checksums(own), self._rank.loaded.memory.checksums()
         if command.action == "compare":
             if self._snapshot is None:
@@ -208,6 +208,10 @@ class CPUWeights:
             return Refusal(message=f"the weights could not be read: {error!r}", code="weights_failed")
         return ReadWeights(digest=tensors.digest)
 
+    def _of_folder(self, folder: Path) -> UpdatedTensors:
+        """Return the tensors of the model from a folder."""
+        return UpdatedTensors.of_folder(self._folder, folder, keeps_dtypes=self._rank.has_chosen_form)
+
     def _updated(self, command: UpdateWeights) -> UpdatedTensors:
         """Return the tensors of the model after an update.
 
@@ -216,7 +220,7 @@ class CPUWeights:
             ValueError: the files are not those of this model.
         """
         if command.folder is None:
-            own = self._tensors or UpdatedTensors.of_folder(self._folder, self._folder)
+            own = self._tensors or self._of_folder(self._folder)
             own = self._parts or own
             if command.group is not None:
                 return own.with_files(MemoryFiles(self._groups.receive(command.group, command.received)))
@@ -230,7 +234,7 @@ class CPUWeights:
             self._folder
         ):
             raise ValueError(f"folder must hold a model with the configuration of {self._folder}, got {folder}")
-        return UpdatedTensors.of_folder(self._folder, folder)
+        return self._of_folder(folder)
 
 
 def why_fixed(config: EngineConfig) -> str | None:

@@ -165,10 +165,11 @@ class UpdatedTensors:
         base_digest: of `base`, if these are not the files that the model was loaded from.
         stored: `base` as its tensors are stored; None: as no update can have them.
         first: the files that the model was loaded from; None: `base`.
+        keeps_dtypes: whether plain numbers keep the dtype that they are given in; otherwise they get that of `first`.
         replaced: by name in `base`; a name that `base` lacks is that of a tied pair, or of a matrix that it quantises.
     """
 
-    __slots__ = ("_base", "_base_digest", "_first", "_folder", "_names", "_replaced", "_stored")
+    __slots__ = ("_base", "_base_digest", "_first", "_folder", "_keeps_dtypes", "_names", "_replaced", "_stored")
 
     def __init__(
         self,
@@ -179,8 +180,10 @@ class UpdatedTensors:
         base_digest: bytes = b"",
         stored: TensorFiles | None = None,
         first: TensorFiles | None = None,
+        keeps_dtypes: bool = False,
     ) -> None:
         self._stored = stored
+        self._keeps_dtypes = keeps_dtypes
         self._first = base if first is None else first
         self._base_digest = base_digest
         self._folder = folder
@@ -189,8 +192,10 @@ class UpdatedTensors:
         self._names = (frozenset(base.names()) - self._hidden()) | replaced.keys()
 
     @classmethod
-    def of_folder(cls, folder: Path, found: Path) -> UpdatedTensors:
+    def of_folder(cls, folder: Path, found: Path, *, keeps_dtypes: bool = False) -> UpdatedTensors:
         """Return the tensors of the model in `folder`: its own, or all replaced by those in `found`, in their forms.
+
+        `keeps_dtypes`: see the class.
 
         Raises:
             FileNotFoundError: there are no weights in it.
@@ -207,6 +212,7 @@ class UpdatedTensors:
             base_digest=b"" if found == folder else total.digest(),
             stored=None if holds_gguf(found) else SafetensorsFiles(found),
             first=None if found == folder else open_tensors(folder),
+            keeps_dtypes=keeps_dtypes,
         )
 
     @property
@@ -249,6 +255,7 @@ class UpdatedTensors:
             base_digest=self._base_digest,
             stored=self._stored,
             first=self._first,
+            keeps_dtypes=self._keeps_dtypes,
         )
 
     def lacking(self) -> list[str]:
@@ -276,6 +283,7 @@ class UpdatedTensors:
             base_digest=self._base_digest,
             stored=self._stored,
             first=self._first,
+            keeps_dtypes=self._keeps_dtypes,
         )
 
     def names(self) -> Collection[str]:
@@ -283,7 +291,7 @@ class UpdatedTensors:
         return self._names
 
     def header(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Return shape and dtype; plain numbers have the dtype of the tensor that the model began with."""
+        """Return shape and dtype; plain numbers have that of the tensor that the model began with, or keep theirs."""
         shape, dtype = self._given_header(name)
         return shape, self._first_dtype(name, dtype)
 
@@ -302,9 +310,9 @@ class UpdatedTensors:
     def _first_dtype(self, name: str, given: str) -> str:
         """Return the dtype of a tensor in the model's folder, as trainers expect; other forms would need other kernels.
 
-        Whole numbers and quantised matrices are as they were given.
+        Whole numbers and quantised matrices are as they were given, and all numbers where `keeps_dtypes`.
         """
-        if self._first is self._base and name not in self._replaced:
+        if self._keeps_dtypes or (self._first is self._base and name not in self._replaced):
             return given
         if given not in FLOATS or name not in self._first.names() or self.format_of(name) is not None:
             return given
