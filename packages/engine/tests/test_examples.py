@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,33 @@ def test_the_judges_choose_the_right_answer(capsys: pytest.CaptureFixture[str]) 
     assert lines[-1] == "the judges chose: 7 + 5 = 12"
     assert len(lines) > 2
     assert hit_rate > 30
+
+
+def trained(num_steps: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what the example with a trainer prints; in each step both must have the same log probabilities."""
+    monkeypatch.setattr(sys, "argv", ["grpo.py", str(num_steps)])
+    runpy.run_path(str(EXAMPLES / "grpo.py"), run_name="__main__")
+    *steps, last = capsys.readouterr().out.splitlines()
+    for number, line in enumerate(steps, start=1):
+        found = re.fullmatch(
+            r"step (\d+): \d+% right; log probabilities of trainer and engine differ by at most (.+); weights (\d+)",
+            line,
+        )
+        assert found is not None, line
+        assert (int(found[1]), int(found[3])) == (number, number)
+        assert 0 < float(found[2]) < 1e-4
+    assert len(steps) == num_steps
+    return re.findall(r"(\d+)%", last)
+
+
+def test_a_trainer_and_the_engine_have_the_same_log_probabilities(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(3, capsys, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_reward_rises(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    first, last = map(int, trained(40, capsys, monkeypatch))
+    assert last > first + 10

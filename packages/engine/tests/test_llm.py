@@ -117,6 +117,26 @@ def test_an_expression_ends_the_text_before_its_match(llm: LLM) -> None:
         assert answer == whole[: found.start()]
 
 
+def test_the_stop_token_is_answered_where_it_is_asked_for(llm: LLM) -> None:
+    """With its log probability, and without its text, also where it is a word."""
+    prompt = llm.tokenizer.encode_chat([{"role": "user", "content": "What is 12 + 7?"}]).tolist()
+    [plain] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=24))
+    assert plain.finish is FinishReason.STOP
+    [kept] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=24, logprobs=0), keep_stop_token=True)
+    assert kept.tokens == (*plain.tokens, llm.info.eos_token_ids[0])
+    assert [entry.token for entry in kept.logprobs] == list(kept.tokens)
+    assert (kept.text, kept.finish) == (plain.text, plain.finish)
+    word = plain.tokens[3]
+    stopped = SamplingParams(temperature=0.0, max_tokens=24, stop_token_ids=(word,), logprobs=0)
+    before, at = (llm.generate([prompt], stopped, keep_stop_token=keeps)[0] for keeps in (False, True))
+    assert at.tokens == (*before.tokens, word)
+    assert at.text == before.text != llm.tokenizer.decode(at.tokens)
+    [cut] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=2), keep_stop_token=True)
+    assert cut.tokens == plain.tokens[:2]
+    with pytest.raises(TypeError, match="keep_stop_token must be True or False"):
+        llm.generate([prompt], GREEDY, keep_stop_token=1)  # pyright: ignore[reportArgumentType]
+
+
 def test_one_string_is_one_stop_string(llm: LLM) -> None:
     whole = llm.generate("Count from 1 to 20", ENDLESS)[0].text
     stop = whole[5:8]

@@ -396,6 +396,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_search: bool = False
     """Whether it is a step of a search: a stop token is then answered as any other token, and if no token is allowed,
     the answer has none and ends with LENGTH."""
+    keep_stop_token: bool = False
+    """Whether the stop token that ends it is answered as its last token, with its log probability; trainers need it."""
     retain_s: float | None = None
     """Seconds after its end for which its prefix is likely to return, so that the cache keeps it longer than others, at
     most `EngineConfig.max_retain_s` and as far as `EngineConfig.retained_share` allows; 0: it will not return, so what

@@ -299,6 +299,7 @@ class Intake:
             timeline=Timeline(self._clock, now_s) if submit.explain else None,
             num_prompt=len(prompt),
             is_search=submit.is_search,
+            keeps_stop_token=submit.keep_stop_token or submit.is_search,  # a search needs what is reported with it
             max_length=len(tokens),
             tokens=tokens,
             num_known=num_known,

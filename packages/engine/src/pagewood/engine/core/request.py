@@ -76,6 +76,8 @@ class Request:
     num_prompt: int
     is_search: bool = False
     """Whether it is a step of beam search."""
+    keeps_stop_token: bool = False
+    """Whether the stop token that ends it is answered too."""
     max_length: int
     """Tokens of prompt plus output at which it ends."""
 

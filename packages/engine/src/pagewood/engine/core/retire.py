@@ -256,7 +256,7 @@ def _append(request: Request, tokens: tuple[int, ...]) -> tuple[FinishReason | N
         request.num_known += 1
         if token in request.stop_ids:
             reason = FinishReason.STOP
-            num_answered += request.is_search  # a search needs what is reported with it
+            num_answered += request.keeps_stop_token
             break
         num_answered += 1
         if matcher is not None and (not matcher.advance((token,)) or matcher.is_finished):

@@ -98,7 +98,7 @@ class Arguments:
         recipe: how texts become vectors; None: the recipe of a folder without such files.
     """
 
-    __slots__ = ("_ids", "default_sampling", "recipe", "tokenizer", "vocab_size")
+    __slots__ = ("_eos_token_ids", "_ids", "default_sampling", "recipe", "tokenizer", "vocab_size")
 
     def __init__(
         self,
@@ -106,11 +106,13 @@ class Arguments:
         *,
         default_sampling: SamplingParams,
         vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (),
         recipe: VectorRecipe | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.default_sampling = default_sampling
         self.vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
         self.recipe = recipe or VectorRecipe()
         self._ids = itertools.count(1)
 
@@ -190,6 +192,7 @@ class Arguments:
         stop_regex: object = (),
         priority: object = 0,
         adapter: object = None,
+        keep_stop_token: object = False,
     ) -> Call:
         """Return the call that answers prompts, with `n` answers to each; it is not submitted yet.
 
@@ -199,8 +202,16 @@ class Arguments:
         """
         num_each = _num_each(n)
         return Call(
-            self.submits(prompts, sampling, priority, num_answers=num_each or 1, adapter=adapter),
+            self.submits(
+                prompts,
+                sampling,
+                priority,
+                num_answers=num_each or 1,
+                adapter=adapter,
+                keep_stop_token=keep_stop_token,
+            ),
             tokenizer=self.tokenizer,
+            eos_token_ids=self._eos_token_ids,
             num_each=num_each,
             stop=stop_strings(stop),
             stop_regex=stop_expressions(stop_regex),
@@ -214,11 +225,12 @@ class Arguments:
         *,
         num_answers: int = 1,
         adapter: object = None,
+        keep_stop_token: object = False,
     ) -> list[Submit]:
         """Return `num_answers` requests for each prompt, those of the first prompt first.
 
         Raises:
-            TypeError: sampling parameters, a priority or an adapter have the wrong type.
+            TypeError: sampling parameters, a priority, an adapter or `keep_stop_token` have the wrong type.
             ValueError: there are not as many of them as prompts.
         """
         samplings = _spread("sampling", self.default_sampling if sampling is None else sampling, len(prompts))
@@ -233,6 +245,8 @@ class Arguments:
         for name, one in adapters:
             if one is not None and not isinstance(one, str):
                 raise TypeError(f"{name} must be a string or None, got {_short(one)}")
+        if not isinstance(keep_stop_token, bool):
+            raise TypeError(f"keep_stop_token must be True or False, got {_short(keep_stop_token)}")
         submits: list[Submit] = []
         for tokens, (_, params), (_, rank), (_, own) in zip(prompts, samplings, priorities, adapters, strict=True):
             first, *others = [str(next(self._ids)) for _ in range(num_answers)]
@@ -242,6 +256,7 @@ class Arguments:
                 sampling=cast("SamplingParams", params),
                 priority=int(cast("int", rank)),
                 adapter=cast("str | None", own),
+                keep_stop_token=keep_stop_token,
             )
             submits += fan_out(submit, others) if others else [submit]
         return submits

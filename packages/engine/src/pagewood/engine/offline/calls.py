@@ -46,9 +46,10 @@ class EngineFailedError(RuntimeError):
 class Completion:
     """One answer to a prompt.
 
-    `tokens` are the tokens that the model generated, without the end-of-sequence or stop token that ended them, and
-    `text` is their text. After a stop string or expression they differ: `text` ends before the match, `tokens`
-    ends with the token that completed it. `refusal` says why there is no answer if `finish` is REFUSED or ERROR.
+    `tokens` are the tokens that the model generated, without the end-of-sequence or stop token that ended them (but
+    see `CallOptions.keep_stop_token`), and `text` is their text. After a stop string or expression they differ: `text`
+    ends before the match, `tokens` ends with the token that completed it. `refusal` says why there is no answer if
+    `finish` is REFUSED or ERROR.
 
     If the sampling parameters ask for them, `logprobs` has one entry for each of `tokens`, also for those of a stop
     string, and `prompt_logprobs` one for each prompt token from `SamplingParams.prompt_logprobs_start` on.
@@ -115,6 +116,7 @@ class Call:
         stop: strings at which a text ends.
         stop_regex: regular expressions at whose matches a text ends.
         make_stops: makes a finder of the end of a text in place of both; None: no finder.
+        eos_token_ids: stop tokens of the model, whose text is not shown where they are answered.
     """
 
     __slots__ = ("_answers", "_deltas", "notify", "num_each", "num_open", "submits")
@@ -128,6 +130,7 @@ class Call:
         stop: Sequence[str] = (),
         stop_regex: Sequence[str] = (),
         make_stops: Callable[[], ReadStops] | None = None,
+        eos_token_ids: Sequence[int] = (),
     ) -> None:
         self.submits = submits
         self.num_each = num_each
@@ -139,7 +142,11 @@ class Call:
         self._answers = {
             submit.request_id: _Answer(
                 TextStream(
-                    tokenizer, stop=stop, stop_regex=stop_regex, stops=None if make_stops is None else make_stops()
+                    tokenizer,
+                    stop=stop,
+                    stop_regex=stop_regex,
+                    hidden=_hidden(submit, eos_token_ids),
+                    stops=None if make_stops is None else make_stops(),
                 )
             )
             for submit in submits
@@ -186,6 +193,13 @@ class Call:
     def results(self) -> list[Completion] | list[list[Completion]]:
         """Return the complete answers as the caller of `generate` gets them."""
         return self.completions() if self.num_each is None else by_prompt(self.completions(), self.num_each)
+
+
+def _hidden(submit: Submit, eos_token_ids: Sequence[int]) -> frozenset[int]:
+    """Return the tokens of an answer whose text is not shown: those that may end it, if they are answered."""
+    if not submit.keep_stop_token:
+        return frozenset()
+    return frozenset(submit.sampling.stop_token_ids).union(() if submit.sampling.ignore_eos else eos_token_ids)
 
 
 class Question:

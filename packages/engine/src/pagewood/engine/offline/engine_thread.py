@@ -226,7 +226,11 @@ class EngineThread:
         engine: Engine = build_engine(self._config, inbox=self._inbox, outbox=outbox, progress=self._progress)
         try:
             arguments = Arguments(
-                tokenizer, default_sampling=sampling, vocab_size=engine.info.vocab_size, recipe=recipe
+                tokenizer,
+                default_sampling=sampling,
+                vocab_size=engine.info.vocab_size,
+                eos_token_ids=engine.info.eos_token_ids,
+                recipe=recipe,
             )
             loop.call_soon_threadsafe(self._begin, arguments, engine.info)
             # Answers scheduled in a closed loop are silently lost, so sending them does not show that it is closed.

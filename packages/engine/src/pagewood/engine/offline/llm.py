@@ -70,7 +70,11 @@ class LLM:
         )
         self._engine = SharedEngine(config)
         self._arguments = Arguments(
-            tokenizer, default_sampling=sampling, vocab_size=self._engine.info.vocab_size, recipe=recipe
+            tokenizer,
+            default_sampling=sampling,
+            vocab_size=self._engine.info.vocab_size,
+            eos_token_ids=self._engine.info.eos_token_ids,
+            recipe=recipe,
         )
 
     @property

@@ -25,5 +25,8 @@ class CallOptions(TypedDict, Generic[Priority], total=False):
     characters; as many as the longest match may have are held back in a stream."""
     priority: Priority
     """0 by default. If not all requests can run at once, higher priorities go first."""
+    keep_stop_token: bool
+    """Whether `Completion.tokens` has the stop token that ends an answer, and its log probability, as trainers need
+    it; its text is not shown."""
     adapter: str | Sequence[str | None] | None
     """The name of the adapter of all prompts, or of each; None, by default: the model alone."""
