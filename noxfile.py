@@ -24,7 +24,7 @@ PEERS = (
 ENGINES = (
     "sglang==0.5.23", "vllm==0.33.0", "compressed-tensors==0.18.0", "xgrammar", "accelerate", "mistral_common", "numba",
     "llvmlite", "depyf", "astor", "outlines==0.1.11", "ijson", "modelscope", "triton", "ai-dynamo-runtime==1.6.1",
-    "mooncake-transfer-engine-non-cuda==0.3.13.post1", "nixl-cu12==1.5.1", "lmcache==0.5.6",
+    "mooncake-transfer-engine-non-cuda==0.3.13.post1", "nixl-cu12==1.5.1", "lmcache==0.5.6", "trl==1.16.0",
 )  # fmt: skip
 ENGINES_NEED = (
     "regex", "cachetools", "psutil", "sentencepiece", "requests", "tqdm", "blake3", "py-cpuinfo",
@@ -83,6 +83,8 @@ def litellm(session: nox.Session) -> None:
 @nox.session
 def integrations(session: nox.Session) -> None:
     """Test what plugs into SGLang, vLLM, mini-sglang, Dynamo, Mooncake, NIXL and LMCache with real wheels on a CPU.
+
+    trl's client for vLLM is tested, too.
 
     Mooncake needs the system's libibverbs (`apt install libibverbs1`), and NIXL a Redis server (`redis-server`);
     without them, their tests are skipped.

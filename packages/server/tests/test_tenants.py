@@ -34,6 +34,7 @@ GREEDY = {"temperature": 0, "max_tokens": 2}
 ADMINS_ONLY = {
     "CheckWeights", "ContinueGeneration", "DestroyWeightsUpdateGroup", "Drain", "FinishWeightUpdate", "FlushCache",
     "InitWeightTransferEngine", "InitWeightsUpdateGroup", "IsPaused", "IsSleeping", "LoadAdapter",
+    "ResetPrefixCache", "FlushCacheByGet", "WorldSize",
     "LoadLoraAdapter", "Pause", "PauseGeneration", "Profile", "ReleaseMemoryOccupation", "RestartEngine", "Resume",
     "ResumeMemoryOccupation", "ServerInfo", "Sleep", "StartWeightUpdate", "UnloadAdapter", "UnloadLoraAdapter",
     "UpdateWeightVersion", "UpdateWeights", "UpdateWeightsFromDisk", "UpdateWeightsFromDistributed",

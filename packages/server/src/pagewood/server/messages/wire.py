@@ -140,6 +140,10 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True, tag="text_options")
     """Whether the tokens of the answer are not shown, nor counted."""
     reports_tokens: bool = False
     """Whether the client gets the ids of the answer."""
+    hidden: tuple[int, ...] = ()
+    """Tokens that end the answer: they are among those that the engine answers, but their text is not shown."""
+    shows_special_tokens: bool = False
+    """Whether special tokens are shown in plain text."""
     reading: Reading | None = None
     """None: the answer is plain text."""
     keeps_output: bool = False

@@ -61,6 +61,8 @@ class _Open:
     """Entries of all tokens of its prompt, if they are shown."""
     prompt_tokens: bytes
     """Ids of its prompt for the client, int32, little-endian."""
+    hidden: frozenset[int]
+    """Tokens that end it and are answered, and whose text is not shown."""
     keeps_output: bool
     """Whether the HTTP process gets the ids of all its tokens."""
     begun: wire.Begun | None
@@ -126,8 +128,9 @@ class _Open:
         """
         new = _New()
         hides = self.hides_reasoning and bool(delta.logprobs)
-        # `tokens` does not hold the token that ended the request, but `num_output_tokens` counts it.
-        num_ending = int(delta.finish is FinishReason.STOP)
+        # `tokens` does not hold the token that ended the request, unless asked for; `num_output_tokens` counts it.
+        is_kept = bool(delta.tokens) and delta.tokens[-1] in self.hidden
+        num_ending = int(delta.finish is FinishReason.STOP and not is_kept)
         if len(delta.tokens) < 2 and not hides:
             self._take(new, delta.tokens)
             if delta.tokens and self.has_ended:
@@ -291,10 +294,17 @@ class TextStreams:
         if options.first_token is not None:
             prompt = self._prompt(options.first_token, delta)
         is_new = options.begun is None
+        hidden = frozenset(options.hidden)
         return _Open(
-            stream=TextStream(self._tokenizer, stop=options.stop, stop_regex=options.stop_regex)
+            stream=TextStream(
+                self._tokenizer,
+                stop=options.stop,
+                stop_regex=options.stop_regex,
+                skip_special_tokens=not options.shows_special_tokens,
+                hidden=hidden,
+            )
             if parser is None
-            else TextStream(self._tokenizer, keep=self._marks),
+            else TextStream(self._tokenizer, keep=self._marks, hidden=hidden),
             entries=entries,
             parser=parser,
             hides_reasoning=options.reading is not None and not options.reading.shows_reasoning,
@@ -303,6 +313,7 @@ class TextStreams:
             prefix=options.prefix if parser is None and is_new else "",
             prompt=prompt,
             prompt_tokens=options.prompt_tokens,
+            hidden=hidden,
             keeps_output=options.keeps_output,
             begun=options.begun,
         )

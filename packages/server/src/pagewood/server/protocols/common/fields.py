@@ -67,8 +67,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (None, False),
     "no_stop_trim": (None, False),
     "truncate_prompt_tokens": (None,),
-    "return_tokens_as_token_ids": (None, False),
-    "return_token_ids": (None, False),
     "return_hidden_states": (None, False),
     # ids, caches and adapters
     "request_id": (None,),
@@ -273,6 +271,10 @@ class GenerationFields(SamplingFields, SharedKVFields):
     return_timings: bool | None = None
     """Whether each choice says when it was queued, admitted, computed and preempted, in its last chunk of a stream."""
     prompt_logprobs: Annotated[NumTop, BeforeValidator(false_as_null, NumTop | Literal[False])] = None
+    return_token_ids: bool | None = None
+    """Whether choices have the ids of their tokens, with the one that ended them, and those of the prompt."""
+    return_tokens_as_token_ids: bool | None = None
+    """Whether log probabilities name tokens as `token_id:ID`."""
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     ttl: IdleSeconds | None = None
@@ -329,6 +331,25 @@ def prompt_logprobs(fields: GenerationFields) -> int | None:
             code="invalid_value",
         )
     return fields.prompt_logprobs
+
+
+def check_token_ids(fields: GenerationFields) -> None:
+    """Check that the ids of tokens have a place in the answer.
+
+    Raises:
+        ApiError: they were asked for, and the answer is streamed.
+    """
+    if fields.return_token_ids and fields.stream:
+        raise ApiError(
+            "The 'return_token_ids' parameter is not available when 'stream' is enabled.",
+            param="return_token_ids",
+            code="invalid_value",
+        )
+
+
+def stop_ids(fields: SamplingFields, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the tokens that end an answer."""
+    return (*(() if fields.ignore_eos else eos_token_ids), *(fields.stop_token_ids or ()))
 
 
 def stream_options(fields: GenerationFields) -> StreamOptions:

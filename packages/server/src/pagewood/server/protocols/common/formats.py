@@ -212,6 +212,8 @@ class Choice:
     """Entries of the tokens of the prompt, if their log probabilities are known."""
     ids: list[int] = field(default_factory=list[int])  # written by: add
     """Ids of its tokens, if they were asked for."""
+    prompt_ids: list[int] = field(default_factory=list[int])  # written by: add
+    """Ids of its prompt, if they were asked for."""
     explanation: Explanation | None = None  # written by: add
     """Explanation of the time before its first token, if requested."""
     timings: RequestTimings | None = None  # written by: add
@@ -233,6 +235,7 @@ class Choice:
         if answer.logprobs is not None:
             self.tokens += answer.logprobs.tokens
             self.prompt = self.prompt or answer.logprobs.prompt or ()
+            self.prompt_ids += ids_of(answer.logprobs.prompt_tokens)
         if answer.finish is not None:
             self.finish = answer.finish.value
             self.timings = answer.timings

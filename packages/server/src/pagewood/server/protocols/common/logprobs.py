@@ -56,21 +56,21 @@ PromptLogprobs = list[dict[int, PromptToken] | None]
 """`prompt_logprobs`: one for each token of the prompt, by token id; null for the first."""
 
 
-def chat_logprobs(tokens: Sequence[wire.TokenEntry]) -> ChatLogprobs:
-    """Return the log probabilities of the tokens of a message."""
-    return ChatLogprobs([_with_top(entry) for entry in tokens])
+def chat_logprobs(tokens: Sequence[wire.TokenEntry], *, by_id: bool = False) -> ChatLogprobs:
+    """Return the log probabilities of the tokens of a message; `by_id`: with ids in the place of their texts."""
+    return ChatLogprobs([_with_top(entry, by_id=by_id) for entry in tokens])
 
 
-def completion_logprobs(entries: Sequence[wire.TokenEntry], *, num_top: int) -> CompletionLogprobs:
-    """Return the log probabilities of the tokens of a text.
+def completion_logprobs(entries: Sequence[wire.TokenEntry], *, num_top: int, by_id: bool = False) -> CompletionLogprobs:
+    """Return the log probabilities of the tokens of a text; `by_id`: with ids in the place of their texts.
 
     `top_logprobs` has the `num_top` most probable tokens and the token of the text, which may be one of them. Of tokens
     with the same text (parts of characters), the most probable is shown.
     """
     return CompletionLogprobs(
-        [_text(entry.chosen) for entry in entries],
-        [_number(entry.chosen) if entry.rank else None for entry in entries],
-        [_by_text(entry, num_top) if entry.rank else None for entry in entries],
+        [_name(entry.chosen, by_id=by_id) for entry in entries],
+        [number_of(entry.chosen) if entry.rank else None for entry in entries],
+        [_by_name(entry, num_top, by_id=by_id) if entry.rank else None for entry in entries],
         [entry.offset for entry in entries],
     )
 
@@ -80,31 +80,32 @@ def prompt_logprobs(entries: Sequence[wire.TokenEntry], *, num_top: int) -> Prom
     return [_by_id(entry, num_top) if entry.rank else None for entry in entries]
 
 
-def _with_top(entry: wire.TokenEntry) -> TokenWithTop:
-    text, data = _spelled(entry.chosen.data)
-    top: list[_Token] = []
-    for one in entry.top:
-        top_text, top_data = _spelled(one.data)
-        top.append(_Token(top_text, _number(one), top_data))
-    return TokenWithTop(text, _number(entry.chosen), data, top)
+def _with_top(entry: wire.TokenEntry, *, by_id: bool) -> TokenWithTop:
+    top = [_Token(_name(one, by_id=by_id), number_of(one), _spelled(one.data)[1]) for one in entry.top]
+    name = _name(entry.chosen, by_id=by_id)
+    return TokenWithTop(name, number_of(entry.chosen), _spelled(entry.chosen.data)[1], top)
 
 
-def _by_text(entry: wire.TokenEntry, num_top: int) -> dict[str, float]:
+def _by_name(entry: wire.TokenEntry, num_top: int, *, by_id: bool) -> dict[str, float]:
     found: dict[str, float] = {}
     for one in (*entry.top[:num_top], entry.chosen):
-        text = _text(one)
-        found[text] = max(found.get(text, LOWEST), _number(one))
+        text = _name(one, by_id=by_id)
+        found[text] = max(found.get(text, LOWEST), number_of(one))
     return found
 
 
 def _by_id(entry: wire.TokenEntry, num_top: int) -> dict[int, PromptToken]:
-    found = {entry.chosen.token: PromptToken(_number(entry.chosen), entry.rank, _text(entry.chosen))}
+    found = {entry.chosen.token: PromptToken(number_of(entry.chosen), entry.rank, _text(entry.chosen))}
     rank, last = 0, None
     for place, one in enumerate(entry.top[:num_top], start=1):
         if one.logprob != last:  # equally probable tokens share a rank
             rank, last = place, one.logprob
-        found.setdefault(one.token, PromptToken(_number(one), rank, _text(one)))
+        found.setdefault(one.token, PromptToken(number_of(one), rank, _text(one)))
     return found
+
+
+def _name(one: wire.ScoredToken, *, by_id: bool) -> str:
+    return f"token_id:{one.token}" if by_id else _text(one)
 
 
 def _text(one: wire.ScoredToken) -> str:
@@ -117,6 +118,7 @@ def _spelled(data: bytes) -> tuple[str, list[int]]:
     return data.decode(errors="replace"), list(data)
 
 
-def _number(one: wire.ScoredToken) -> float:
+def number_of(one: wire.ScoredToken) -> float:
+    """Return a log probability as JSON can have it."""
     logprob = one.logprob
     return logprob if logprob > LOWEST else LOWEST

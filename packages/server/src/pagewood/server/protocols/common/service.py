@@ -67,6 +67,8 @@ class Generation:
     see `wire.Generate.fills_window`."""
     shows_partial: bool = False
     """See `LiveGroup.shows_partial`."""
+    reports_prompt: bool = False
+    """Whether answers have the ids of their prompts."""
     stream: bool = False
 
 
@@ -208,6 +210,7 @@ class Service:
                     bad_words=generation.bad_words,
                     echo=generation.echo,
                     max_length=model.max_length,
+                    reports_prompt=generation.reports_prompt,
                     fills_window=generation.fills_window,
                     adapter_version=model.adapter_version,
                 )

@@ -90,7 +90,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     output_ids: list[int]
-    """Without the token that ended the answer."""
+    """Without the token that ended the answer, unless `no_stop_trim` asks for it."""
     meta_info: MetaInfo
     index: int | msgspec.UnsetType = msgspec.UNSET
     """Number of the answer, if there are several: answers to the first prompt come first."""
@@ -163,6 +163,19 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
+class TransferConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How a trainer may send weights."""
+
+    backend: Literal["gloo"] = "gloo"
+
+
+class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What trainers read of the configuration, in the words of vLLM."""
+
+    weight_transfer_config: TransferConfig | None
+    """null: they cannot send any."""
+
+
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The versions, the configuration and the state of this server."""
 
@@ -178,3 +191,5 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_memory: MemoryPlan
     engine: dict[str, int]
     """Counters of the engine at its last sign of life."""
+    vllm_config: VLLMConfig | msgspec.UnsetType = msgspec.UNSET
+    """To a query with vLLM's `config_format`."""

@@ -111,6 +111,15 @@ class NativeEndpoints:
                 answer=answers.Flushed,
             ),
             Operation(
+                name="FlushCacheByGet",  # as slime asks SGLang
+                tag=TAG,
+                method="GET",
+                path="/flush_cache",
+                endpoint=self.flush_cache,
+                admin=True,
+                answer=answers.Flushed,
+            ),
+            Operation(
                 name="Pause",
                 tag=TAG,
                 method="POST",
@@ -238,7 +247,7 @@ class NativeEndpoints:
 
     async def flush_cache(self, request: Request) -> Response:
         """Drop the cached KV that no request uses, on the device and in host memory. A disk cache keeps its pages."""
-        said = await self.models.reader.read(request, parser(fields.FlushRequest, is_optional=True))
+        said = await self.models.reader.read(request, parser(fields.FlushRequest, is_optional=True), is_declared=False)
         service = self._chosen(request)
         answer = await service.ask(Flush(request_id=new_request_id("req"), when_idle=said.when == "idle"))
         return json_response(answers.Flushed(answer.num_cached_tokens))
@@ -249,7 +258,7 @@ class NativeEndpoints:
         No request ends unless the mode is `abort`; new ones are queued, and running ones go on afterwards. The query
         may say it in the words of vLLM: abort, wait (for those that are there) or keep.
         """
-        said = await self.models.reader.read(request, parser(fields.PauseRequest, is_optional=True))
+        said = await self.models.reader.read(request, parser(fields.PauseRequest, is_optional=True), is_declared=False)
         if "mode" in request.query_params:
             return await self._pause_as_vllm(request, said)
         if said.rid is not None:
@@ -278,7 +287,7 @@ class NativeEndpoints:
 
     async def resume(self, request: Request) -> Response:
         """Compute again after `/pause`."""
-        said = await self.models.reader.read(request, parser(fields.ResumeRequest, is_optional=True))
+        said = await self.models.reader.read(request, parser(fields.ResumeRequest, is_optional=True), is_declared=False)
         if said.rid is not None:
             return self._hold(said.rid, "resume")
         service = self._chosen(request)
@@ -323,6 +332,9 @@ class NativeEndpoints:
                     num_bytes=model.num_pages * model.page_bytes,
                 ),
                 engine=status.counters,
+                vllm_config=_in_words_of_vllm(service, model)
+                if "config_format" in request.query_params
+                else msgspec.UNSET,
             )
         )
 
@@ -399,8 +411,14 @@ class NativeEndpoints:
                 retain_s=said.retain,
                 cache_hit_threshold=said.cache_hit_threshold or 0.0,
                 handover=said.handover,
+                keep_stop_token=bool(chosen.no_stop_trim),
             ),
-            text=wire.TextOptions(stop=tuple(chosen.stop), stop_regex=stop_expressions(chosen), reports_tokens=True),
+            text=wire.TextOptions(
+                stop=tuple(chosen.stop),
+                stop_regex=stop_expressions(chosen),
+                reports_tokens=True,
+                shows_special_tokens=chosen.skip_special_tokens is False,
+            ),
             prompt_param=prompt_param,
             grammar_param=None if structured is None else f"sampling_params.{structured.param}",
             param_names={**fields.PARAM_NAMES, **PARAM_NAMES},
@@ -411,6 +429,12 @@ class NativeEndpoints:
             stream=bool(said.stream),
         )
         return service.generate(generation, model, names=names_of(request, answer_id), format=format)
+
+
+def _in_words_of_vllm(service: Service, model: wire.Model) -> answers.VLLMConfig:
+    """Return what trainers read of the configuration. Only an engine on a CPU takes weights, and only one."""
+    takes = model.config.get("device") == "cpu" and service.dispatcher is None
+    return answers.VLLMConfig(weight_transfer_config=answers.TransferConfig() if takes else None)
 
 
 @cache

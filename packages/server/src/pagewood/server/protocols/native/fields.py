@@ -92,21 +92,9 @@ def _token_ids(value: Any) -> list[int]:
     return found
 
 
-def _only_true(value: Any) -> None:
-    if value is not None and value is not True:
-        raise ValueError("only null and true are supported")
-
-
-def _only_false(value: Any) -> None:
-    if value is not None and value is not False:
-        raise ValueError("only null and false are supported")
-
-
 _Ids = Annotated[list[TokenId], Field(min_length=1)]
 _Texts = str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None
 _Inputs = _Ids | Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)] | None
-_OnlyTrue = Annotated[None, BeforeValidator(_only_true, Literal[True] | None)]
-_OnlyFalse = Annotated[None, BeforeValidator(_only_false, Literal[False] | None)]
 
 
 class _Strict(BaseModel):
@@ -123,10 +111,14 @@ class NativeSampling(SamplingFields):
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
     """Answers to each prompt."""
 
-    # SGLang's, not supported: only neutral values are accepted.
-    skip_special_tokens: _OnlyTrue = None
-    spaces_between_special_tokens: _OnlyTrue = None
-    no_stop_trim: _OnlyFalse = None
+    no_stop_trim: bool | None = None
+    """Whether the stop token that ends an answer is one of its tokens, with its text and log probability."""
+    skip_special_tokens: bool | None = None
+    """true by default."""
+    spaces_between_special_tokens: bool | None = None
+    """Accepted for compatibility: there are no such spaces."""
+
+    # SGLang's, not supported: only the neutral value is accepted.
     custom_params: None = None
 
 
@@ -246,6 +238,13 @@ def parse_generate(body: bytes) -> GenerateRequest:
                     param=name,
                     code="invalid_value",
                 )
+    chosen = found.sampling_params
+    if chosen is not None and chosen.no_stop_trim and (chosen.stop or chosen.stop_regex):
+        raise ApiError(
+            "The 'no_stop_trim' parameter keeps stop tokens only; it is not available with 'stop' or 'stop_regex'.",
+            param="sampling_params.no_stop_trim",
+            code="invalid_value",
+        )
     return found
 
 

@@ -81,6 +81,7 @@ def parse_chat(body: bytes) -> ChatRequest:
             code="invalid_value",
         )
     check_beams(request)
+    fields.check_token_ids(request)
     return request
 
 
@@ -195,6 +196,7 @@ class _Choice(msgspec.Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -209,6 +211,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     metadata: AnswerMetadata | msgspec.UnsetType = msgspec.UNSET
     """Once weights were updated."""
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +230,10 @@ class ChatFormat:
     shows_reasoning: bool = True
     has_old_form: bool = False
     """Whether a call is written as `function_call`, which only holds the first call of an answer."""
+    has_ids: bool = False
+    """Whether the answer has the ids of tokens."""
+    names_ids: bool = False
+    """Whether log probabilities have ids in the place of the texts of tokens."""
 
     media_type: ClassVar[str] = EVENTS
 
@@ -240,7 +247,7 @@ class ChatFormat:
 
     def text(self, index: int, text: str, logprobs: wire.Logprobs | None, usage: ChunkUsage) -> bytes:
         """Return the chunk with the next text of the message."""
-        shown = chat_logprobs(logprobs.tokens if logprobs else ()) if self.logprobs else None
+        shown = chat_logprobs(logprobs.tokens if logprobs else (), by_id=self.names_ids) if self.logprobs else None
         return self._chunk(_ChunkChoice(index, _Delta(content=text), shown), usage)
 
     def part(self, index: int, part: wire.Part, usage: ChunkUsage) -> bytes | None:
@@ -276,14 +283,22 @@ class ChatFormat:
             _Choice(
                 index,
                 self._message(choice),
-                chat_logprobs(choice.tokens) if self.logprobs else None,
+                chat_logprobs(choice.tokens, by_id=self.names_ids) if self.logprobs else None,
                 self._reason("tool_calls" if choice.has_called else choice.finish),
                 choice.shown_timings,
+                choice.ids if self.has_ids else msgspec.UNSET,
             )
             for index, choice in enumerate(choices)
         )
         completion = ChatCompletion(
-            self.id, "chat.completion", self.created, self.model, shown, usage, metadata=metadata_of(choices)
+            self.id,
+            "chat.completion",
+            self.created,
+            self.model,
+            shown,
+            usage,
+            metadata=metadata_of(choices),
+            prompt_token_ids=choices[0].prompt_ids if self.has_ids else msgspec.UNSET,
         )
         if self.prompt_logprobs is not None:
             prompt = prompt_logprobs(choices[0].prompt, num_top=self.prompt_logprobs)

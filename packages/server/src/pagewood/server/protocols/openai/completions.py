@@ -85,6 +85,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
             code="invalid_value",
         )
     check_beams(request)
+    fields.check_token_ids(request)
     return request
 
 
@@ -132,6 +133,8 @@ class _Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -162,6 +165,10 @@ class CompletionFormat:
     """Alternatives for each prompt token; None: choices have no such field."""
     echo: bool = False
     """Whether the tokens of the prompt are among those with log probabilities."""
+    has_ids: bool = False
+    """Whether choices have the ids of tokens."""
+    names_ids: bool = False
+    """Whether log probabilities have ids in the place of the texts of tokens."""
 
     media_type: ClassVar[str] = EVENTS
 
@@ -200,6 +207,8 @@ class CompletionFormat:
                 if self.prompt_logprobs is None
                 else prompt_logprobs(choice.prompt, num_top=self.prompt_logprobs),
                 choice.shown_timings,
+                choice.ids if self.has_ids else msgspec.UNSET,
+                choice.prompt_ids if self.has_ids else msgspec.UNSET,
             )
             for index, choice in enumerate(choices)
         ]
@@ -210,7 +219,8 @@ class CompletionFormat:
     ) -> CompletionLogprobs | None:
         if self.logprobs is None:
             return None
-        return completion_logprobs([*(prompt if self.echo else ()), *tokens], num_top=self.logprobs)
+        shown = [*(prompt if self.echo else ()), *tokens]
+        return completion_logprobs(shown, num_top=self.logprobs, by_id=self.names_ids)
 
     def _encode(
         self,

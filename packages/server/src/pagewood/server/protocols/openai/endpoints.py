@@ -16,6 +16,7 @@ from pagewood.engine.api import RequestOptions
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.operations import Operation
 from pagewood.server.messages import wire
+from pagewood.server.messages.token_ids import bytes_of
 from pagewood.server.protocols.common import fields, shared_kv
 from pagewood.server.protocols.common.beams import BeamResponse
 from pagewood.server.protocols.common.formats import Format
@@ -26,7 +27,7 @@ from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Generation, Service, names_of
 from pagewood.server.protocols.common.structured import constraint
 from pagewood.server.protocols.common.tools import Tools
-from pagewood.server.protocols.openai import beams, chat, completions
+from pagewood.server.protocols.openai import beams, chat, completions, tokens
 from pagewood.server.requests.live import new_request_id
 
 TAG = "OpenAI"
@@ -80,6 +81,17 @@ class OpenAIEndpoints:
                 event=completions.Completion,
             ),
             Operation(
+                name="GenerateTokens",
+                tag=TAG,
+                method="POST",
+                path="/inference/v1/generate",
+                endpoint=self.tokens,
+                body=tokens.TokensRequest,
+                example={"token_ids": [40, 41, 42], "sampling_params": {"max_tokens": 8, "logprobs": 0}},
+                neutral=tokens.NEUTRAL,
+                answer=tokens.GeneratedTokens,
+            ),
+            Operation(
                 name="SetPriority",
                 tag=TAG,
                 method="POST",
@@ -107,6 +119,8 @@ class OpenAIEndpoints:
             prompt_logprobs=said.prompt_logprobs,
             shows_reasoning=said.include_reasoning is not False,
             has_old_form=said.has_old_form,
+            has_ids=bool(said.return_token_ids),
+            names_ids=bool(said.return_tokens_as_token_ids),
         )
         prompt = await self.models.reader.convert(lambda: chat.prompt(said, tools), num_parts=len(said.messages))
         return self._respond(request, service, said, model, [prompt], extent, format, tools=tools, is_chat=True)
@@ -125,9 +139,52 @@ class OpenAIEndpoints:
             logprobs=said.logprobs,
             prompt_logprobs=said.prompt_logprobs,
             echo=extent.echo,
+            has_ids=bool(said.return_token_ids),
+            names_ids=bool(said.return_tokens_as_token_ids),
         )
         prompts = completions.prompts(said, vocab_size=model.vocab_size)
         return self._respond(request, service, said, model, prompts, extent, format)
+
+    async def tokens(self, request: Request) -> ASGIApp:
+        """Continue token ids with token ids."""
+        said = await self.models.reader.read(request, tokens.parse_tokens)
+        service = await self.models.serving(said.model, request)
+        model = service.model(service.model_name if said.model is None else said.model)
+        fields.check_tokens(said.token_ids, param="token_ids", vocab_size=model.vocab_size)
+        chosen, answer_id = said.sampling_params, said.request_id or new_request_id("gen")
+        extent, structured = tokens.extent(chosen), constraint(chosen)
+        generation = Generation(
+            prompts=[wire.TokenPrompt(tokens=bytes_of(said.token_ids))],
+            options=RequestOptions(
+                sampling=fields.sampling(
+                    chosen,
+                    service.defaults,
+                    max_tokens=extent.max_tokens,
+                    vocab_size=model.vocab_size,
+                    logprobs=extent.logprobs,
+                    prompt_logprobs=extent.prompt_logprobs,
+                    grammar=None if structured is None else structured.grammar,
+                ),
+                priority=said.priority or 0,
+                namespace=said.cache_salt or None,
+                keep_stop_token=True,
+            ),
+            text=wire.TextOptions(
+                stop=tuple(chosen.stop),
+                stop_regex=fields.stop_expressions(chosen),
+                reports_tokens=True,
+                hidden=fields.stop_ids(chosen, model.eos_token_ids),
+            ),
+            prompt_param="token_ids",
+            grammar_param=None if structured is None else f"sampling_params.{structured.param}",
+            param_names={name: f"sampling_params.{name}" for name in tokens.TokenSampling.model_fields},
+            num_answers=extent.num_answers,
+            num_choices=extent.num_choices,
+            bad_words=tuple(chosen.bad_words),
+            shows_partial=True,
+        )
+        format = tokens.TokensFormat(id=answer_id, logprobs=extent.logprobs, prompt_logprobs=extent.prompt_logprobs)
+        return service.generate(generation, model, names=names_of(request, answer_id), format=format)
 
     async def priority(self, request: Request) -> Response:
         """Change the priority of a request that is queued, running or streaming."""
@@ -154,7 +211,7 @@ class OpenAIEndpoints:
         prompt_param = "messages" if is_chat else "prompt"
         if said.use_beam_search:
             return self._search(service, said, model, prompts, extent, format, names=names, prompt_param=prompt_param)
-        structured = constraint(said)
+        structured, has_ids = constraint(said), bool(said.return_token_ids)
         generation = Generation(
             prompts=prompts,
             options=RequestOptions(
@@ -172,10 +229,16 @@ class OpenAIEndpoints:
                 namespace=said.cache_salt or None,
                 cache_hit_threshold=said.cache_hit_threshold or 0.0,
                 handover=said.handover,
+                keep_stop_token=has_ids,
             ),
             text=wire.TextOptions(
-                stop=tuple(said.stop), stop_regex=fields.stop_expressions(said), is_scoring=extent.is_scoring
+                stop=tuple(said.stop),
+                stop_regex=fields.stop_expressions(said),
+                is_scoring=extent.is_scoring,
+                reports_tokens=has_ids,
+                hidden=fields.stop_ids(said, model.eos_token_ids) if has_ids else (),
             ),
+            reports_prompt=has_ids,
             prompt_param=prompt_param,
             grammar_param=None if structured is None else structured.param,
             num_answers=extent.num_answers,

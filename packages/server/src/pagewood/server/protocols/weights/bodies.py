@@ -156,6 +156,25 @@ class ContinueGeneration(_Strict):
     """The end of a pause."""
 
 
+class ResetCache(_Strict):
+    """The body of `/reset_prefix_cache`."""
+
+    reset_running_requests: bool = False
+    """Whether running requests give their KV back too, and compute it again."""
+
+
+class ResetDone(msgspec.Struct, frozen=True, kw_only=True):
+    """The cache is empty but for what requests use."""
+
+    success: bool
+
+
+class WorldSize(msgspec.Struct, frozen=True, kw_only=True):
+    """The processes of the engine that join a group of a trainer."""
+
+    world_size: int
+
+
 class Occupation(_Strict):
     """Memory to give back or to take again, in SGLang's words."""
 

@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pagewood.engine.api import Flush
 from pagewood.engine.weight_commands import (
     SLEEP_TAGS,
     CheckWeights,
@@ -218,6 +219,26 @@ class WeightEndpoints:
                 answer=bodies.Done,
             ),
             Operation(
+                name="ResetPrefixCache",
+                tag=TAG,
+                method="POST",
+                path="/reset_prefix_cache",
+                endpoint=self.reset_cache,
+                admin=True,
+                body=bodies.ResetCache,
+                example={},
+                answer=bodies.ResetDone,
+            ),
+            Operation(
+                name="WorldSize",
+                tag=TAG,
+                method="GET",
+                path="/get_world_size",
+                endpoint=self.world_size,
+                admin=True,
+                answer=bodies.WorldSize,
+            ),
+            Operation(
                 name="IsPaused",
                 tag=TAG,
                 method="GET",
@@ -317,7 +338,7 @@ class WeightEndpoints:
     async def leave(self, request: Request) -> Response:
         """Leave a group."""
         service = self.models.chosen(request)
-        said = await self.models.reader.read(request, parser(bodies.GroupEnd, is_optional=True))
+        said = await self.models.reader.read(request, parser(bodies.GroupEnd, is_optional=True), is_declared=False)
         return await self._told(service, LeaveGroup(request_id=new_request_id("req"), name=said.group_name))
 
     async def from_group(self, request: Request) -> Response:
@@ -340,7 +361,7 @@ class WeightEndpoints:
     async def start(self, request: Request) -> Response:
         """Announce an update in parts, as vLLM does. Parts that were not finished are replaced tensor by tensor."""
         service = self.models.chosen(request)
-        await self.models.reader.read(request, parser(bodies.StartUpdate, is_optional=True))
+        await self.models.reader.read(request, parser(bodies.StartUpdate, is_optional=True), is_declared=False)
         self._check(service)
         return self._done(service)
 
@@ -356,7 +377,7 @@ class WeightEndpoints:
     async def finish(self, request: Request) -> Response:
         """Compute with all parts of an update from one step on."""
         service = self.models.chosen(request)
-        said = await self.models.reader.read(request, parser(bodies.FinishUpdate, is_optional=True))
+        said = await self.models.reader.read(request, parser(bodies.FinishUpdate, is_optional=True), is_declared=False)
         return await self._told(service, UpdateWeights(request_id=new_request_id("req"), version=said.weight_version))
 
     async def name_version(self, request: Request) -> Response:
@@ -391,7 +412,9 @@ class WeightEndpoints:
     async def pause(self, request: Request) -> Response:
         """Stop computing, as SGLang does; no request ends unless the mode is `abort`."""
         service = self.models.chosen(request)
-        said = await self.models.reader.read(request, parser(bodies.PauseGeneration, is_optional=True))
+        said = await self.models.reader.read(
+            request, parser(bodies.PauseGeneration, is_optional=True), is_declared=False
+        )
         service.check_ready()
         await service.pause(retract=said.mode == "retract", abort=said.mode == "abort")
         return self._done(service)
@@ -399,10 +422,33 @@ class WeightEndpoints:
     async def go_on(self, request: Request) -> Response:
         """Compute again after a pause."""
         service = self.models.chosen(request)
-        await self.models.reader.read(request, parser(bodies.ContinueGeneration, is_optional=True))
+        await self.models.reader.read(request, parser(bodies.ContinueGeneration, is_optional=True), is_declared=False)
         service.check_ready()
         await service.resume()
         return self._done(service)
+
+    async def reset_cache(self, request: Request) -> Response:
+        """Drop the cached KV that no request uses, as vLLM does; with `reset_running_requests` also what they use."""
+        service = self.models.chosen(request)
+        said = await self.models.reader.read(request, parser(bodies.ResetCache, is_optional=True), is_declared=False)
+        service.check_ready()
+        was_paused = service.status.paused
+        if said.reset_running_requests:
+            await service.pause(retract=True)
+        try:
+            await service.ask(Flush(request_id=new_request_id("req")))
+        finally:
+            if said.reset_running_requests and was_paused == "no":
+                await service.resume()
+        return json_response(bodies.ResetDone(success=True))
+
+    async def world_size(self, request: Request) -> Response:
+        """Return how many processes of the engine join the group of a trainer."""
+        service = self.models.chosen(request)
+        config = service.model(service.model_name).config
+        return json_response(
+            bodies.WorldSize(world_size=config.get("tensor_parallel_size", 1) * config.get("pipeline_parallel_size", 1))
+        )
 
     async def is_paused(self, request: Request) -> Response:
         """Return whether the engine is paused."""
@@ -454,7 +500,7 @@ class WeightEndpoints:
     async def release_memory(self, request: Request) -> Response:
         """Give memory back, as SGLang does; weights are kept in files. Requests wait, and go on afterwards."""
         service = self.models.chosen(request)
-        said = await self.models.reader.read(request, parser(bodies.Occupation, is_optional=True))
+        said = await self.models.reader.read(request, parser(bodies.Occupation, is_optional=True), is_declared=False)
         service.check_ready()
         tags = said.memory()
         if tags:
@@ -464,7 +510,7 @@ class WeightEndpoints:
     async def resume_memory(self, request: Request) -> Response:
         """Take memory again, as SGLang does."""
         service = self.models.chosen(request)
-        said = await self.models.reader.read(request, parser(bodies.Occupation, is_optional=True))
+        said = await self.models.reader.read(request, parser(bodies.Occupation, is_optional=True), is_declared=False)
         service.check_ready()
         tags = said.memory()
         if tags:

@@ -1,0 +1,179 @@
+"""`POST /inference/v1/generate`: tokens in and out, in the words of vLLM, as trainers use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from pagewood.engine.api import MAX_LOGPROBS
+from pagewood.server.http.field_limits import MAX_ID_LENGTH, Salt
+from pagewood.server.http.validation import WHOLE, parse
+from pagewood.server.messages import wire
+from pagewood.server.protocols.common.fields import INT32_MAX, Extent, SamplingFields, TokenId
+from pagewood.server.protocols.common.formats import EVENTS, Choice, EventStream, Usage
+from pagewood.server.protocols.common.logprobs import PromptLogprobs, number_of, prompt_logprobs
+
+DEFAULT_MAX_TOKENS = 16
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "stream": (None, False),
+    "stream_options": (None,),
+    "features": (None,),
+    "content_parts": (None,),
+    "output_mode": (None, "tokens"),
+    "return_token_ids": (None, True),
+    "kv_transfer_params": (None, {}),
+}
+"""Fields that are not supported -> their neutral values, which have no effect and are accepted."""
+
+_NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None
+
+
+class TokenSampling(SamplingFields):
+    """`sampling_params`."""
+
+    logprobs: _NumTop = None
+    """Most probable tokens that are reported in the place of each; null: no log probabilities."""
+    prompt_logprobs: _NumTop = None
+    skip_special_tokens: bool | None = None
+    """Without effect, as the others below: there is no text."""
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    detokenize: bool | None = None
+    output_kind: Annotated[int, Field(ge=0, le=2)] | None = None
+
+
+class TokensRequest(BaseModel):
+    """The body of a request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    token_ids: Annotated[list[TokenId], Field(min_length=1)]
+    """The prompt."""
+    sampling_params: TokenSampling = Field(default_factory=TokenSampling)
+    model: str | None = None
+    request_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)] | None = None
+    cache_salt: Salt | None = None
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
+
+
+def parse_tokens(body: bytes) -> TokensRequest:
+    """Return the request that `body` holds.
+
+    Raises:
+        ApiError: a field is wrong, missing, unknown or not supported.
+    """
+    return parse(TokensRequest, body, neutral=NEUTRAL, ignored=frozenset())
+
+
+def extent(chosen: TokenSampling) -> Extent:
+    """Return the amounts to compute and to show.
+
+    Raises:
+        ApiError: there would be too many answers.
+    """
+    found = Extent(
+        max_tokens=chosen.max_tokens or DEFAULT_MAX_TOKENS,
+        num_answers=chosen.n or 1,
+        num_choices=chosen.n or 1,
+        logprobs=chosen.logprobs,
+        prompt_logprobs=chosen.prompt_logprobs,
+    )
+    found.check(1, param="sampling_params.n")
+    return found
+
+
+class _Token(msgspec.Struct, frozen=True):
+    token: str
+    token_id: int
+    logprob: float
+
+
+class _TokenWithTop(msgspec.Struct, frozen=True):
+    token: str
+    token_id: int
+    logprob: float
+    rank: int
+    top_logprobs: list[_Token]
+
+
+class _Logprobs(msgspec.Struct, frozen=True):
+    content: list[_TokenWithTop]
+
+
+class _Span(msgspec.Struct, frozen=True):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    finish_reason: str
+    token_ids: list[int]
+    """With the token that ended it."""
+    logprobs: _Logprobs | None
+    weight_versions: list[_Span]
+    """Which weights have computed which of its tokens."""
+
+
+class GeneratedTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer."""
+
+    request_id: str
+    choices: list[_Choice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensFormat:
+    """The answers to one request; they are never streamed."""
+
+    id: str
+    logprobs: int | None
+    """Alternatives for each token; None: choices have no log probabilities."""
+    prompt_logprobs: int | None
+    """Alternatives for each prompt token; None: the answer has none."""
+
+    media_type: ClassVar[str] = EVENTS
+
+    def stream(self, usage: Callable[[], Usage]) -> EventStream:
+        """Fail: a request that asks for a stream is refused."""
+        raise AssertionError("tokens are not streamed")
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """Return the complete answer."""
+        return msgspec.json.encode(
+            GeneratedTokens(
+                request_id=self.id,
+                choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
+                usage=usage,
+                prompt_logprobs=None
+                if self.prompt_logprobs is None
+                else prompt_logprobs(choices[0].prompt, num_top=self.prompt_logprobs),
+            )
+        )
+
+    def _choice(self, index: int, choice: Choice) -> _Choice:
+        num_top = self.logprobs
+        return _Choice(
+            index=index,
+            finish_reason=choice.finish,
+            token_ids=choice.ids,
+            logprobs=None if num_top is None else _Logprobs([_with_top(entry, num_top) for entry in choice.tokens]),
+            weight_versions=[_Span(*span) for span in choice.tally.weight_versions],
+        )
+
+
+def _with_top(entry: wire.TokenEntry, num_top: int) -> _TokenWithTop:
+    chosen = _named(entry.chosen)
+    top = [_named(one) for one in entry.top[:num_top]]
+    return _TokenWithTop(chosen.token, chosen.token_id, chosen.logprob, entry.rank, top)
+
+
+def _named(one: wire.ScoredToken) -> _Token:
+    return _Token(f"token_id:{one.token}", one.token, number_of(one))

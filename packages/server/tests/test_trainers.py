@@ -1,0 +1,160 @@
+"""What the clients of trainers send and read, restated: trl and SkyRL (vLLM's words), slime (SGLang's).
+
+Their weights come over NCCL, which an engine on a CPU does not have; over gloo the same routes are in
+`test_weight_routes.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from memory_server import MemoryServer
+
+pytestmark = pytest.mark.anyio
+
+TEXT = "b" * 24
+
+
+async def post(server: MemoryServer, path: str, body: dict[str, Any], *, status: int = 200) -> Any:
+    response = await server.client.post(path, json=body)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def prompt_of(server: MemoryServer, text: str = TEXT) -> list[int]:
+    return server.tokenizer.encode(text).tolist()
+
+
+def ending(server: MemoryServer, prompt: list[int]) -> tuple[list[int], int]:
+    """Return the greedy answer to a prompt up to a token that has not occurred before, and that token."""
+    tokens = server.expected_tokens(prompt, max_tokens=20)
+    place = next(index for index in range(3, 20) if tokens[index] not in tokens[:index])
+    return tokens[: place + 1], tokens[place]
+
+
+async def test_completions_have_ids_and_the_token_that_ended_them(server: MemoryServer) -> None:
+    """As trl's client reads them."""
+    prompts = [prompt_of(server), prompt_of(server, "c" * 10)]
+    (first, stop), second = ending(server, prompts[0]), server.expected_tokens(prompts[1], max_tokens=20)
+    body = {
+        "model": "echo", "prompt": prompts, "n": 1, "repetition_penalty": 1.0, "temperature": 0.0, "top_p": 1.0,
+        "top_k": 0, "min_p": 0.0, "max_tokens": 20, "logprobs": 0, "stop_token_ids": [stop],
+        "return_token_ids": True, "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+    choices = (await post(server, "/v1/completions", body))["choices"]
+    second = second[: second.index(stop) + 1] if stop in second else second
+    assert [choice["token_ids"] for choice in choices] == [first, second]
+    assert [choice["prompt_token_ids"] for choice in choices] == prompts
+    for choice in choices:
+        logprobs = choice["logprobs"]
+        assert logprobs["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+        assert [list(top) for top in logprobs["top_logprobs"]] == [[name] for name in logprobs["tokens"]]
+        assert len(logprobs["token_logprobs"]) == len(logprobs["tokens"])
+    assert choices[0]["finish_reason"] == "stop"
+    assert choices[0]["text"] == server.tokenizer.decode(first[:-1])  # without the text of the stop token
+    plain = await post(server, "/v1/completions", {**body, "return_token_ids": False, "logprobs": None})
+    assert plain["choices"][0]["text"] == choices[0]["text"]
+    assert not {"token_ids", "prompt_token_ids"} & set(plain["choices"][0])
+    for other in ({"stream": True}, {"use_beam_search": True}):
+        error = (await post(server, "/v1/completions", {**body, "logprobs": None, **other}, status=400))["error"]
+        assert error["param"] == "return_token_ids"
+
+
+async def test_chats_have_ids(server: MemoryServer) -> None:
+    messages = [{"role": "user", "content": "b"}]
+    body = {
+        "model": "echo", "messages": messages, "n": 2, "temperature": 0.0, "top_k": 0, "max_tokens": 6,
+        "logprobs": True, "top_logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+    answer = await post(server, "/v1/chat/completions", body)
+    prompt = (await post(server, "/tokenize", {"messages": messages}))["tokens"]
+    assert answer["prompt_token_ids"] == prompt
+    assert len(answer["choices"]) == 2
+    for choice in answer["choices"]:
+        assert choice["token_ids"] == server.expected_tokens(prompt, max_tokens=6)
+        assert [one["token"] for one in choice["logprobs"]["content"]] == [f"token_id:{i}" for i in choice["token_ids"]]
+
+
+async def test_tokens_in_and_out(server: MemoryServer) -> None:
+    """As SkyRL sends them, around a pause and a flush."""
+    prompt = prompt_of(server)
+    expected, stop = ending(server, prompt)
+    chosen = {
+        "temperature": 0.0,
+        "max_tokens": 20,
+        "logprobs": 1,
+        "stop_token_ids": [stop],
+        "skip_special_tokens": True,
+    }
+    body = {"sampling_params": chosen, "model": "echo", "token_ids": prompt, "cache_salt": "run-1"}
+    assert (await server.admin.get("/get_world_size")).json() == {"world_size": 1}
+    found = await server.admin.post("/pause", params={"mode": "keep", "clear_cache": "false"})  # no body at all
+    assert found.json() == {"paused": True, "status": "paused"}
+    running = asyncio.create_task(post(server, "/inference/v1/generate", body))
+    await server.until(lambda: server.service.live.num_live > 0)
+    assert (await server.admin.post("/resume")).status_code == 200
+    from_page = await server.admin.post("/resume", headers={"Origin": "http://memory"})  # a form of a web page
+    assert from_page.json()["error"]["code"] == "unsupported_media_type"
+    answer = await running
+    [choice] = answer["choices"]
+    assert (choice["token_ids"], choice["finish_reason"]) == (expected, "stop")
+    content = choice["logprobs"]["content"]
+    assert [one["token_id"] for one in content] == expected
+    assert [one["token"] for one in content] == [f"token_id:{token}" for token in expected]
+    assert all(one["rank"] >= 1 and len(one["top_logprobs"]) == 1 for one in content)
+    assert choice["weight_versions"] == [{"version": "default", "start": 0, "end": len(expected)}]
+    assert (await post(server, "/inference/v1/generate", body))["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    done = await server.admin.post("/reset_prefix_cache", json={"reset_running_requests": True})
+    assert done.json() == {"success": True}
+    again = await post(server, "/inference/v1/generate", {**body, "sampling_params": {**chosen, "prompt_logprobs": 0}})
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert [list(one) for one in again["prompt_logprobs"][1:]] == [[str(token)] for token in prompt[1:]]
+    assert (await server.admin.get("/is_paused")).json() == {"is_paused": False}
+    wrong = {**body, "sampling_params": {"temperature": -1}}
+    assert (await post(server, "/inference/v1/generate", wrong, status=400))["error"]["param"].endswith("temperature")
+    wrong = {**body, "token_ids": [10**6]}
+    assert (await post(server, "/inference/v1/generate", wrong, status=400))["error"]["param"] == "token_ids"
+    wrong = {**body, "stream": True}
+    assert (await post(server, "/inference/v1/generate", wrong, status=400))["error"]["param"] == "stream"
+
+
+async def test_a_reset_takes_the_memory_of_running_requests_too(server: MemoryServer) -> None:
+    prompt = prompt_of(server)
+    body = {"token_ids": prompt, "sampling_params": {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True}}
+    server.gate.allow(8)
+    running = asyncio.create_task(post(server, "/inference/v1/generate", body))
+    await server.until(lambda: server.gate.is_held)
+    resetting = asyncio.create_task(server.admin.post("/reset_prefix_cache", json={"reset_running_requests": True}))
+    await server.until(lambda: server.has_command_at_gate)
+    server.gate.open()
+    assert (await resetting).json() == {"success": True}
+    assert (await running)["choices"][0]["token_ids"] == server.expected_tokens(prompt, max_tokens=20)
+
+
+async def test_generate_as_slime_does(server: MemoryServer) -> None:
+    """It reads tokens and log probabilities from `meta_info`, and trains on the token that ended the answer too."""
+    prompt = prompt_of(server)
+    expected, stop = ending(server, prompt)
+    chosen = {
+        "temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 20, "stop": None, "stop_token_ids": [stop],
+        "skip_special_tokens": False, "no_stop_trim": True, "spaces_between_special_tokens": False,
+    }  # fmt: skip
+    body = {"input_ids": prompt, "sampling_params": chosen, "return_logprob": True}
+    answer = await post(server, "/generate", body)
+    meta = answer["meta_info"]
+    assert [token for _, token, _ in meta["output_token_logprobs"]] == answer["output_ids"] == expected
+    assert (meta["finish_reason"]["type"], meta["weight_version"]) == ("stop", "default")
+    assert answer["text"] == server.tokenizer.decode(expected, skip_special_tokens=False)
+    trimmed = await post(server, "/generate", {**body, "sampling_params": {**chosen, "no_stop_trim": False}})
+    assert trimmed["output_ids"] == expected[:-1]
+    assert trimmed["meta_info"]["completion_tokens"] == meta["completion_tokens"] == len(expected)
+    both = {**body, "sampling_params": {**chosen, "stop": ["x"]}}
+    error = (await post(server, "/generate", both, status=400))["error"]
+    assert error["param"] == "sampling_params.no_stop_trim"
+    assert (await server.admin.post("/pause_generation", json={})).status_code == 200  # around an update
+    assert (await server.admin.get("/flush_cache")).status_code == 200
+    assert (await server.admin.post("/continue_generation", json={})).status_code == 200
+    assert (await server.client.get("/health_generate")).status_code == 200
