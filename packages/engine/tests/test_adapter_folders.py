@@ -25,6 +25,7 @@ CONFIG = {
     "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "bias": "none",
     "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False, "modules_to_save": None, "peft_version": "0.21.2",
 }  # fmt: skip
+SIZES = {"q_proj": 8, "v_proj": 4}
 MODEL = ModelModules(
     modules={
         "model.embed_tokens": Module(inputs=6, outputs=8, takes_tokens=True),
@@ -35,8 +36,8 @@ MODEL = ModelModules(
         },
     },
     num_heads=2,
-    numbers=lambda name: np.ones((8 if "q_proj" in name else 4, 8), np.float32),
-    biases=lambda name: np.zeros(8 if "q_proj" in name else 4, np.float32),
+    numbers=lambda name: np.ones((SIZES.get(name.rpartition(".")[2], 6), 8), np.float32),
+    biases=lambda name: np.zeros(SIZES.get(name.rpartition(".")[2], 6), np.float32),
 )
 
 
@@ -111,11 +112,11 @@ def test_an_expression_that_takes_others_for_ever_takes_no_time(tmp_path: Path) 
         (f"{PLACE}.k_proj.lora_A.weight", np.zeros((2, 8), np.float32), "k_proj is not a module"),
         (f"{PLACE}.q_proj.lora_magnitude_vector", np.zeros(8, np.float32), "by use_dora"),
         (f"{PLACE}.q_proj.base_layer.bias", np.zeros(8, np.float32), "by bias"),
-        ("base_model.model.lm_head.weight", np.zeros((6, 8), np.float32), "modules_to_save must not name lm_head"),
+        ("base_model.model.lm_head.weight", np.zeros((6, 8), np.float32), "modules_to_save must name lm_head"),
         ("base_model.model.lm_head.base_layer.weight", np.zeros((7, 8), np.float32), "must have shape"),
-        (f"{EMBEDDING}.weight", np.zeros((6, 8), np.float32), "modules_to_save must not name .*embed_tokens"),
+        (f"{EMBEDDING}.weight", np.zeros((6, 8), np.float32), "modules_to_save must name .*embed_tokens"),
         (f"{EMBEDDING}.token_adapter.trainable_tokens_delta", np.zeros((1, 8), np.float32), "must have shape"),
-        (f"{PLACE}.q_proj.weight", np.zeros((8, 8), np.float32), "modules_to_save must not name"),
+        (f"{PLACE}.q_proj.weight", np.zeros((8, 8), np.float32), "modules_to_save must name .*q_proj"),
         (f"{EMBEDDING}.lora_embedding_A", np.zeros((2, 6), np.float32), "target_modules must name"),
         ("x", np.zeros(1, np.float32), "not a tensor of a supported kind"),
     ],
@@ -125,6 +126,52 @@ def test_tensors_that_do_not_fit_are_refused_by_their_name(
 ) -> None:
     with pytest.raises(ValueError, match=error):
         read_adapter(write(tmp_path, changed={name: array}), MODEL, max_rank=4)
+
+
+HEAD = "base_model.model.lm_head"
+
+
+def test_modules_that_are_replaced_have_the_rank_of_their_difference(tmp_path: Path) -> None:
+    """Only some rows of this head differ; the same with too many, with other changes, and without its matrix."""
+    rows = np.ones((6, 8), np.float32)
+    rows[[1, 4]] += np.arange(16, dtype=np.float32).reshape(2, 8)
+    config: dict[str, Any] = {"modules_to_save": ["lm_head"]}
+    change = read_adapter(write(tmp_path, config=config, changed={f"{HEAD}.weight": rows}), MODEL, max_rank=4).changes[
+        "lm_head"
+    ]
+    assert change.a is not None
+    assert change.b is not None
+    assert len(change.a) == 2
+    np.testing.assert_array_equal(change.b @ change.a, rows - 1)
+    table: dict[str, np.ndarray | None] = {f"{EMBEDDING}.weight": rows}
+    embedding = read_adapter(
+        write(tmp_path, config={"modules_to_save": ["embed_tokens"]}, changed=table), MODEL, max_rank=4
+    ).changes["model.embed_tokens"]
+    assert embedding.a is not None
+    assert embedding.b is not None
+    np.testing.assert_array_equal((embedding.b @ embedding.a).T, rows - 1)
+    shifted, low = rows + np.arange(2, 8, dtype=np.float32)[:, None], np.zeros((2, 8), np.float32)
+    cases: tuple[tuple[dict[str, np.ndarray | None], dict[str, Any], str], ...] = (
+        (
+            {f"{HEAD}.weight": shifted},
+            config,
+            "lm_head.*6 x 8, is not of a rank of at most 4",
+        ),
+        ({f"{HEAD}.weight": rows[:5]}, config, "must have shape"),
+        (
+            {f"{HEAD}.weight": rows, f"{HEAD}.lora_A.weight": low},
+            config,
+            "the only change of lm_head",
+        ),
+        ({f"{HEAD}.bias": rows[:, 0]}, config, "got its bias only"),
+        ({}, config, "lm_head of modules_to_save must have a whole matrix"),
+        ({f"{HEAD}.weight": rows}, {**config, "alora_invocation_tokens": [1]}, "modules_to_save must be null"),
+        (table, {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, "ensure_weight_tying"),
+        ({}, {"modules_to_save": "lm_head"}, "modules_to_save"),
+    )
+    for changed, wanted, error in cases:
+        with pytest.raises(ValueError, match=error):
+            read_adapter(write(tmp_path, config=wanted, changed=changed), MODEL, max_rank=4)
 
 
 def test_files_that_are_missing_or_pickled(tmp_path: Path) -> None:

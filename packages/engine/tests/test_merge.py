@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,42 @@ def test_a_merged_model_computes_what_peft_does(name: str, tmp_path: Path) -> No
     }
 
 
+ENDS: dict[str, dict[str, Any]] = {
+    "low rank": {"r": 4, "target_modules": ["embed_tokens", "lm_head", "q_proj"]},
+    "embedding": {"r": 4, "target_modules": ["embed_tokens", "q_proj"]},
+    "whole": {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head", "up_proj"]},
+    "whole head": {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "tokens": {"r": 4, "target_modules": ["q_proj"], "trainable_token_indices": [TOKENS[3], 7]},
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_both_ends_are_merged(name: str, kind: str, tmp_path: Path) -> None:
+    """Also where they share a table, which they no longer do unless both are changed alike."""
+    reference = build(CASES[name], tmp_path / "model")
+    before = json.loads((tmp_path / "model" / "config.json").read_text())
+    changed = write_adapter(copy.deepcopy(reference), tmp_path / "adapter", **ENDS[kind])
+    merge_adapter(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
+    after = json.loads((tmp_path / "merged" / "config.json").read_text())
+    with torch.inference_mode():
+        expected = changed(torch.tensor([TOKENS])).logits[0]
+        assert not torch.allclose(expected, reference(torch.tensor([TOKENS])).logits[0], atol=1e-2)
+    torch.testing.assert_close(logits_of(tmp_path / "merged"), expected, atol=1e-4, rtol=0)
+    is_tied = reference.config.tie_word_embeddings
+    assert is_tied == (name == "gemma3")
+    has_head = any(one.endswith("lm_head.weight") for one in load_file(tmp_path / "merged" / "model.safetensors"))
+    assert has_head == (not is_tied or kind != "tokens")
+    assert after.get("tie_word_embeddings", before.get("tie_word_embeddings", is_tied)) == (not has_head)
+
+
+def test_ends_of_a_family_with_one_table_must_stay_alike(tmp_path: Path) -> None:
+    reference = build(CASES["gpt2"], tmp_path / "model")
+    write_adapter(copy.deepcopy(reference), tmp_path / "adapter", r=2, target_modules=["wte"], fan_in_fan_out=True)
+    with pytest.raises(ValueError, match="must be changed alike to be merged"):
+        merge_adapter(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
+
+
 def test_numbers_keep_their_dtype_and_quantised_ones_are_refused(tmp_path: Path) -> None:
     reference = build(CASES["llama"], tmp_path / "model")
     write_adapter(copy.deepcopy(reference), tmp_path / "adapter", r=2, target_modules=["q_proj"])
@@ -88,7 +125,6 @@ def test_a_bias_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
             {"target_modules": ["q_proj"], "alora_invocation_tokens": [3]},
             r"alora_invocation_tokens must be null .*\[3\]",
         ),
-        ({"target_modules": ["embed_tokens"]}, "model.embed_tokens must not be changed"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(fields: dict[str, Any], error: str, tmp_path: Path) -> None:

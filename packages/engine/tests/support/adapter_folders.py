@@ -28,6 +28,8 @@ def write_adapter(reference: Any, folder: Path, *, seed: int = 0, **fields: Any)
         for name, parameter in model.named_parameters():
             if "lora_magnitude" in name:
                 parameter.mul_(1 + 0.3 * torch.rand_like(parameter))
+            elif ".modules_to_save." in name:
+                parameter.add_(0.15 * torch.randn_like(parameter))
             elif "lora_" in name or (parameter.requires_grad and name.endswith(("bias", "delta.default"))):
                 parameter.normal_(0.0, 0.15)
     with warnings.catch_warnings():

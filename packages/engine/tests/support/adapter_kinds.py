@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "activated": {"r": 4, "lora_alpha": 6, "alora_invocation_tokens": TOKENS[20:23]},
     "both ends": {"r": 4, "target_modules": ["embed_tokens", "lm_head", "q_proj"]},
     "tokens": {"r": 4, "target_modules": ["q_proj"], "trainable_token_indices": [TOKENS[3], 5, TOKENS[9]]},
+    "whole modules": {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head", "up_proj"]},
     "by an expression": {"r": 4, "target_modules": r".*\.1\..*(k_proj|down_proj)"},
 }  # fmt: skip
 

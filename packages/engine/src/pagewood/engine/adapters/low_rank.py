@@ -56,3 +56,21 @@ class AdapterWeights:
                 if array is not None:
                     digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+
+def low_rank_of(matrix: Float32, max_rank: int) -> tuple[Float32, Float32] | None:
+    """Return `a` `[r, K]` and `b` `[N, r]` whose product is `matrix` `[N, K]`, exactly; None: r would be too large.
+
+    Only rows or columns that are zero lower the rank, as when a trainer has changed the rows of some tokens.
+    """
+    rows, columns = (np.flatnonzero(matrix.any(axis=axis)) for axis in (1, 0))
+    if min(len(rows), len(columns)) > max_rank:
+        return None
+    if len(rows) <= len(columns):
+        b = np.zeros((len(matrix), max(1, len(rows))), np.float32)
+        b[rows, np.arange(len(rows))] = 1
+        a = matrix[rows] if len(rows) else np.zeros((1, matrix.shape[1]), np.float32)
+        return np.ascontiguousarray(a), b
+    a = np.zeros((len(columns), matrix.shape[1]), np.float32)
+    a[np.arange(len(columns)), columns] = 1
+    return a, np.ascontiguousarray(matrix[:, columns])

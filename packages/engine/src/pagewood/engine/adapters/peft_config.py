@@ -18,6 +18,7 @@ CONFIG = "adapter_config.json"
 _READ = (
     "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias", "bias",
     "target_modules", "alora_invocation_tokens", "trainable_token_indices", "ensure_weight_tying",
+    "modules_to_save",
 )  # fmt: skip
 _OF_TRAINING = (
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
@@ -57,6 +58,8 @@ class PeftConfig:
     """Tokens that activate it (aLoRA); empty: it is always active."""
     tokens: tuple[int, ...]
     """Tokens whose rows of the embedding are replaced."""
+    saved: tuple[str, ...]
+    """Ends of the names of modules that it replaces as a whole."""
     ties_ends: bool
     """Whether what changes the embedding changes an output projection with the same table too."""
     targets: tuple[str, ...]
@@ -92,8 +95,9 @@ class PeftConfig:
                     f"{fields.source}: alora_invocation_tokens must be 1 to {_MOST_INVOCATION} token ids, got "
                     f"{shown(invocation)}"
                 )
-            if fields.values.get("trainable_token_indices"):
-                raise ValueError(f"{fields.source}: trainable_token_indices must be null with alora_invocation_tokens")
+            for name in ("trainable_token_indices", "modules_to_save"):
+                if fields.values.get(name):
+                    raise ValueError(f"{fields.source}: {name} must be null with alora_invocation_tokens")
         targets = fields.values.get("target_modules")
         return cls(
             fields=fields,
@@ -106,6 +110,7 @@ class PeftConfig:
             has_bias=fields.flag("lora_bias", False),
             replaces_bias=bias == "lora_only",
             tokens=_replaced_tokens(fields, max_rank),
+            saved=() if fields.values.get("modules_to_save") is None else fields.texts("modules_to_save") or (),
             ties_ends=fields.flag("ensure_weight_tying", False),
             invocation=tuple(invocation or ()),
             targets=() if targets is None or isinstance(targets, str) else fields.texts("target_modules") or (),

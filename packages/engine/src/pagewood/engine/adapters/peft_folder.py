@@ -2,7 +2,8 @@
 
 The tensors say what an adapter changes, and the configuration how much; what contradicts the other is an error. Shapes
 are compared with the model before a tensor is read, so a folder takes no more memory than an adapter of the largest
-rank in every module. Pickled files are never read.
+rank in every module, and one matrix of the model. Modules that are replaced as a whole (modules_to_save) become changes
+of the rank that their difference from the model needs, if it is not too large. Pickled files are never read.
 
 Legend: r rank, K inputs, N outputs of a module.
 Source: Hu et al., LoRA, 2021; Kalajdzievski, rsLoRA, 2023; Liu et al., DoRA, 2024; Greenewald et al.,
@@ -23,9 +24,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from pagewood.engine.adapters.low_rank import AdapterWeights, Change
+from pagewood.engine.adapters.low_rank import AdapterWeights, Change, low_rank_of
 from pagewood.engine.adapters.modules import ModelModules
 from pagewood.engine.adapters.peft_config import PeftConfig
+from pagewood.engine.api import MAX_ADAPTER_RANK
 from pagewood.engine.models.families.stored_layout import Place
 
 TENSORS = "adapter_model.safetensors"
@@ -34,9 +36,10 @@ _PREFIX = "base_model.model."
 _A, _B, _BIAS_OF_B, _MAGNITUDE, _BIAS = (
     "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "base_layer.bias",
 )  # fmt: skip
-_ROWS, _COPY, _WHOLE = "token_adapter.trainable_tokens_delta", "base_layer.weight", "weight"
+_ROWS, _COPY = "token_adapter.trainable_tokens_delta", "base_layer.weight"
+_WHOLE, _WHOLE_BIAS = "weight", "bias"
 _OF_EMBEDDINGS: Mapping[str, str] = MappingProxyType({"lora_embedding_A": _A, "lora_embedding_B": _B})
-_KINDS = (_A, _B, _BIAS_OF_B, _MAGNITUDE, _BIAS, _ROWS, _COPY, *_OF_EMBEDDINGS, _WHOLE)
+_KINDS = (_A, _B, _BIAS_OF_B, _MAGNITUDE, _BIAS, _ROWS, _COPY, *_OF_EMBEDDINGS, _WHOLE, _WHOLE_BIAS)
 _ENDS = ("model.embed_tokens", "lm_head")
 _DTYPES = ("F32", "BF16", "F16")
 
@@ -47,19 +50,19 @@ def read_adapter(folder: Path, model: ModelModules, *, max_rank: int) -> Adapter
     Args:
         folder: of the adapter.
         model: that it changes.
-        max_rank: the largest rank that is allowed.
+        max_rank: the largest rank that is allowed, also of the difference of a module that is replaced as a whole.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file is damaged, does not fit the model, or needs something that is not supported.
     """
-    config = PeftConfig.from_folder(folder, max_rank=max_rank)
+    config = PeftConfig.from_folder(folder, max_rank=min(max_rank, MAX_ADAPTER_RANK))
     path = folder / TENSORS
     if not path.is_file():
         raise FileNotFoundError(f"{folder} must have {TENSORS}, which is not there; pickled weights are not read")
     try:
         with safe_open(path, framework="pt") as file:
-            return _Reader(path, file, config, model).read()
+            return _Reader(path, file, config, model, max_rank).read()
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
 
@@ -67,9 +70,10 @@ def read_adapter(folder: Path, model: ModelModules, *, max_rank: int) -> Adapter
 class _Reader:
     """Reads one file."""
 
-    __slots__ = ("_config", "_file", "_model", "_path")
+    __slots__ = ("_config", "_file", "_max_rank", "_model", "_path")
 
-    def __init__(self, path: Path, file: safe_open, config: PeftConfig, model: ModelModules) -> None:
+    def __init__(self, path: Path, file: safe_open, config: PeftConfig, model: ModelModules, max_rank: int) -> None:
+        self._max_rank = max_rank
         self._path = path
         self._file = file
         self._config = config
@@ -84,6 +88,7 @@ class _Reader:
             raise ValueError(f"{self._path} must have tensors, got none")
         if self._config.tokens and not any(_ROWS in names for names in found.values()):
             raise ValueError(f"{self._path}: {_ROWS} must be there, by trainable_token_indices of its configuration")
+        self._check_saved(found)
         changes: dict[str, Change] = {}
         for module, names in found.items():
             for name, change in self._read(module, names).items():
@@ -91,6 +96,18 @@ class _Reader:
                     raise ValueError(f"{self._path}: {module} must be the only change of {name}")
                 changes[name] = change
         return AdapterWeights(changes=changes, invocation=self._config.invocation)
+
+    def _check_saved(self, found: Mapping[str, Mapping[str, str]]) -> None:
+        """Check that the modules with whole matrices are those that the configuration lists."""
+        whole = [module for module, names in found.items() if _WHOLE in names or _WHOLE_BIAS in names]
+        for module in whole:
+            if not any(_is_end(module, one) for one in self._config.saved):
+                raise ValueError(f"{self._path}: modules_to_save must name {module[:200]}, which has a whole matrix")
+        for one in self._config.saved:
+            if not any(_is_end(module, one) for module in whole) and any(
+                _is_end(module, one) for module in self._model.modules
+            ):
+                raise ValueError(f"{self._path}: {one} of modules_to_save must have a whole matrix, got none")
 
     def _split(self, name: str) -> tuple[str, str]:
         """Return the module of a tensor and its kind."""
@@ -115,11 +132,14 @@ class _Reader:
             if len(names) > 1:
                 raise ValueError(f"{self._path}: {_ROWS} must be the only change of {module}, got {', '.join(names)}")
             return self._replaced_rows(end, names[_ROWS])
-        for kind, why in ((_ROWS, "trainable_token_indices"), (_WHOLE, "modules_to_save"), (_COPY, "modules_to_save")):
+        for kind, why in ((_ROWS, "trainable_token_indices"), (_COPY, "modules_to_save")):
             if kind in names:
                 raise ValueError(f"{self._path}: {why} must not name {module}, which is not supported")
         if end == _ENDS[0] and self._config.ties_ends:
-            raise ValueError(f"{self._path}: ensure_weight_tying must be false with {module} in target_modules")
+            where = "modules_to_save" if _WHOLE in names else "target_modules"
+            raise ValueError(f"{self._path}: ensure_weight_tying must be false with {module} in {where}")
+        if _WHOLE in names or _WHOLE_BIAS in names:
+            return self._replaced(module, names, places)
         return self._changes(module, names, places)
 
     def _replaced_rows(self, embedding: str, name: str) -> dict[str, Change]:
@@ -133,6 +153,37 @@ class _Reader:
         changes = {embedding: Change(a=chosen, b=np.ascontiguousarray(rows.T))}
         if self._model.modules[_ENDS[1]].table == embedding:
             changes[_ENDS[1]] = Change(a=rows, b=np.ascontiguousarray(chosen.T))
+        return changes
+
+    def _replaced(self, module: str, names: Mapping[str, str], places: Mapping[str, Place]) -> dict[str, Change]:
+        """Return what replaces a module as a whole: its difference from the model's."""
+        if others := names.keys() - {_WHOLE, _WHOLE_BIAS}:
+            raise ValueError(f"{self._path}: {_WHOLE} must be the only change of {module}, got {sorted(others)[0]} too")
+        if _WHOLE not in names:
+            raise ValueError(f"{self._path}: {_WHOLE} of {module} must be there, by modules_to_save, got its bias only")
+        model = self._model
+        shapes = [model.modules[name] for name in places]
+        inputs, outputs, takes_tokens = shapes[0].inputs, sum(one.outputs for one in shapes), shapes[0].takes_tokens
+        is_turned = takes_tokens or (model.stored.has_inputs_first and module not in _ENDS)
+        whole = self._array(names[_WHOLE], *((inputs, outputs) if is_turned else (outputs, inputs)))
+        whole = whole.T if is_turned else whole
+        bias = self._array(names[_WHOLE_BIAS], outputs) if _WHOLE_BIAS in names else None
+        changes: dict[str, Change] = {}
+        for name, place in places.items():
+            own = model.numbers(name)
+            difference = model.rows(whole, place) - (own.T if takes_tokens else own)
+            factors = low_rank_of(difference, self._max_rank)
+            if factors is None:
+                raise ValueError(
+                    f"{self._path}: modules_to_save must not name {module}, whose difference from the model, "
+                    f"{difference.shape[0]} x {difference.shape[1]}, is not of a rank of at most {self._max_rank}"
+                )
+            old = model.modules[name].bias
+            added = None
+            if bias is not None:
+                added = model.rows(bias, place) - (0 if old is None else old)
+            a, b = factors
+            changes[name] = Change(a=a, b=b, bias=None if added is None or not added.any() else added)
         return changes
 
     def _changes(self, module: str, names: Mapping[str, str], places: Mapping[str, Place]) -> dict[str, Change]:
@@ -186,6 +237,10 @@ class _Reader:
         if not np.isfinite(array).all():
             raise ValueError(f"{self._path}: {name} must have finite numbers")
         return array
+
+
+def _is_end(module: str, name: str) -> bool:
+    return module == name or module.endswith(f".{name}")
 
 
 def _norms(weights: Float32, a: Float32, b: Float32) -> Float32:
