@@ -180,9 +180,9 @@ class Bench:
         return times
 
 
-def write_model(folder: Path, shape: dict[str, int]) -> None:
+def write_model(folder: Path, shape: dict[str, int], *, seed: int = 0) -> None:
     """Write a model with random weights."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config: Any = transformers.LlamaConfig(**cast("dict[str, Any]", shape))
     transformers.LlamaForCausalLM(config).save_pretrained(str(folder))
 

@@ -16,6 +16,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
         (("weights_peers.py", "--quick", "--threads", "1"), "| pagewood int4 | "),
         (("models.py", "--quick", "--threads", "1", "--only", "experts"), "- pagewood: "),
         (("ranks.py", "--quick"), "rank 1: Rss: "),
+        (("weight_updates.py", "--quick"), "lost: none"),
         (("weights_quality.py", "--count", "1", "--tokens", "200"), "| int4 by GPTQ (training) | "),
     ],
 )

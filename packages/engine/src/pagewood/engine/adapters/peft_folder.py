@@ -178,10 +178,9 @@ class _Reader:
                     f"{self._path}: modules_to_save must not name {module}, whose difference from the model, "
                     f"{difference.shape[0]} x {difference.shape[1]}, is not of a rank of at most {self._max_rank}"
                 )
-            old = model.modules[name].bias
             added = None
             if bias is not None:
-                added = model.rows(bias, place) - (0 if old is None else old)
+                added = model.rows(bias, place) - (model.biases(name) if model.modules[name].has_bias else 0)
             a, b = factors
             changes[name] = Change(a=a, b=b, bias=None if added is None or not added.any() else added)
         return changes
