@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 
 from pagewood.server import __version__
@@ -31,8 +34,24 @@ COMMANDS: tuple[ModuleType, ...] = (
 )  # fmt: skip
 
 
+_BROKEN_PIPE = 141
+"""What shells report for a program that SIGPIPE has ended."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code of the process."""
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the output, such as `head`, has enough
+        with suppress(OSError), Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # what is left is flushed at exit
+        return _BROKEN_PIPE
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="pagewood",
         description="Serve a model, watch, measure or chat with a server, generate without one, look at a machine or a "
