@@ -174,6 +174,32 @@ async def test_the_tree_zooms_and_freezing_holds_the_display(busy: MemoryServer)
         await until(page, f"live.data.number > {held}")
 
 
+async def test_the_embedded_model_offers_example_questions(tmp_path: Path) -> None:
+    write_echo_folder(tmp_path)
+    script = Script()
+    script.answer = "nineteen"
+    async with scripted_server(tmp_path, script, model_name="pagewood-demo") as server, browsing(server) as page:
+        await page.goto("/")
+        examples = page.locator(".examples button")
+        await examples.first.wait_for()
+        assert await examples.count() == 5
+        asked = await examples.first.text_content()
+        await examples.first.click()
+        await page.get_by_text("nineteen").wait_for()
+        assert await page.locator(".user").text_content() == asked
+        assert await examples.count() == 0
+        await page.get_by_role("button", name="New").click()
+        assert await examples.count() == 5
+    async with scripted_server(tmp_path, script) as server, browsing(server) as page:
+        await page.goto("/")
+        await page.get_by_text("Models make mistakes").wait_for()
+        assert await examples_of(page) == 0
+
+
+async def examples_of(page: Any) -> int:
+    return await page.locator(".examples button").count()
+
+
 async def test_a_chat_streams_stops_and_counts(tmp_path: Path) -> None:
     write_echo_folder(tmp_path, chat_template=TOOLS_TEMPLATE, template="hermes")
     script = Script()
