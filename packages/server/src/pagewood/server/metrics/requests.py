@@ -23,7 +23,7 @@ _NOT_COMPUTED = (FinishReason.REFUSED, FinishReason.ERROR, FinishReason.CACHE_TH
 
 def tenant_of(message: wire.Generate) -> str:
     """Return the tenant of a request for labels; empty: it has none."""
-    return str(getattr(message, "tenant", "") or "")
+    return message.options.tenant or ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
