@@ -8,9 +8,10 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """Return the address of `pagewood serve` with the embedded model, started as in the README but on a free port."""
-    command = [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"]
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of `pagewood serve` with the embedded model and a store of batches, on a free port."""
+    store = str(tmp_path_factory.mktemp("batches"))
+    command = [sys.executable, "-m", "pagewood.server", "serve", "--port", "0", "--batch-store", store]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         welcome = next((line for line in server.stdout if line.startswith("Pagewood serves")), None)

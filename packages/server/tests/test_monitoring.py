@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from memory_server import MemoryServer
+from pagewood.server.jobs.worker import JobCounts
 from pagewood.server.messages import wire
 from pagewood.server.metrics.endpoint import text_of
 from pagewood.server.metrics.models import model_families
@@ -84,6 +85,7 @@ async def shown(server: MemoryServer) -> dict[str, set[str]]:
         ),
     )  # fmt: skip
     status.measurement, status.speculation = found, SPECULATION
+    server.metrics.jobs = lambda: JobCounts(batches={"completed": 1}, num_answered=1, num_failed=1)
     [only] = server.frontend.models.listed()
     state = ModelState(
         value="loaded", detail="", waiting=0, running=0, pinned=False, draining=False, expires_at=None, memory_bytes=1,

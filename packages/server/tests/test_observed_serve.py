@@ -170,9 +170,8 @@ def test_every_line_of_the_log_is_json_and_those_of_requests_have_their_id(serve
     assert own["engine_ids"][0].startswith("req-")
     (lost,) = [line for line in lines if line.get("request_id") == "lost"]
     assert lost["error"] == "unknown_path"
-    messages = [line["message"] for line in lines]
-    assert any(message.startswith("configuration: ") for message in messages)
-    assert any(
-        message.startswith("server: ") and "metrics_compat=('vllm', 'sglang')" in message for message in messages
-    )
+    told = {(line["process"], line["subject"]): line["settings"] for line in lines if "subject" in line}
+    assert told["http", "logs and metrics"]["metrics_compat"] == ["vllm", "sglang"]
+    assert told["http", "network"]["port"] == 0
+    assert "scheduling" in {subject for process, subject in told if process == "engine"}
     assert SECRET not in server.stderr()

@@ -38,6 +38,7 @@ from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.testing.echo import STATE_SIZE
 from pagewood.engine.text import Tokenizer
 from pagewood.schedpolicy import SlotShares
+from pagewood.server.config import LEAST_PRIORITY
 from pagewood.server.dashboard.live_data import Watchers
 from pagewood.server.dashboard.snapshots import Snapshots
 from pagewood.server.http.access import AccessRules
@@ -46,6 +47,8 @@ from pagewood.server.http.bodies import Bodies
 from pagewood.server.http.connections import Connections
 from pagewood.server.http.errors import unavailable
 from pagewood.server.http.limits import HttpLimits
+from pagewood.server.jobs.store import JobStore
+from pagewood.server.jobs.worker import JobWorker
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.gateway import GatewayHeaders
 from pagewood.server.keys.key import digest_of
@@ -206,6 +209,9 @@ class MemoryServer:
         quotas: tuple[TenantQuota, ...] = (),
         router_config: EngineConfig | None = None,
         router_clock: Callable[[], float] = time.monotonic,
+        store: JobStore | None = None,
+        batch_lines: int = 4,
+        batch_lines_beside: int = 0,
     ) -> None:
         self._num_prefill = num_prefill
         self._adapters = EchoAdapters()
@@ -263,6 +269,7 @@ class MemoryServer:
                 incidents=incidents,
                 watch=self.metrics.requests,
                 placing=self.dispatcher,
+                num_jobs_beside=batch_lines_beside,
             ),
             status=fleet or statuses[0],
             defaults=default_sampling(folder),
@@ -279,6 +286,13 @@ class MemoryServer:
         if self.dispatcher is not None:
             self.dispatcher.attach(self.service.live)
         self.reader = Reader(bodies=Bodies(limits))
+        gate = gate or KeyGate(run_key=digest_of(ADMIN_KEY))
+        self.jobs = (
+            None if store is None else JobWorker(store, owners=gate, num_lines=batch_lines, priority=LEAST_PRIORITY)
+        )
+        if self.jobs is not None:
+            jobs = self.jobs
+            self.metrics.jobs = lambda: jobs.counts
         self.frontend = Frontend(
             models=OnlyModel(service=self.service, reader=self.reader),
             metrics=self.metrics,
@@ -286,8 +300,9 @@ class MemoryServer:
             connections=Connections(limits),
             tracing=tracing,
             access=AccessRules(hosts=frozenset({host}), origins=origins),
-            gate=gate or KeyGate(run_key=digest_of(ADMIN_KEY)),
+            gate=gate,
             gateway=gateway,
+            jobs=self.jobs,
         )
         self.app = self.frontend.app()
         transport, url = httpx.ASGITransport(self.app), f"http://{host}"
@@ -314,6 +329,7 @@ class MemoryServer:
         for thread in self._threads:
             thread.start()
         await self.until(lambda: all(one.state is EngineState.READY for one in self._statuses))
+        self._tasks = [] if self.jobs is None else [asyncio.create_task(self.jobs.run())]
 
     @property
     def engine_status(self) -> EngineStatus:
@@ -353,6 +369,9 @@ class MemoryServer:
         """End all stages, and check that none hangs."""
         await self.client.aclose()
         await self.admin.aclose()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for replica in self.replicas:
             replica.gate.open()
         self._stopped.set()

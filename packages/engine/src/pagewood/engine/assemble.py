@@ -13,6 +13,7 @@ from pagewood.engine.api import EngineConfig, Inbox, Outbox
 from pagewood.engine.assembly.measured_steps import MeasuredChunk, StepForecast
 from pagewood.engine.assembly.policies import ChosenPolicies, Policies, chosen
 from pagewood.engine.assembly.stream_interval import IntervalOutbox
+from pagewood.engine.assembly.subjects import SUBJECTS
 from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner, Stages
@@ -40,6 +41,7 @@ from pagewood.engine.core.steps.speculation import Drafting, Speculation
 from pagewood.engine.core.steps.stage_turns import StageTurns
 from pagewood.engine.core.vector_tail import VectorTail
 from pagewood.engine.core.weights import ServedWeights
+from pagewood.engine.observe.settings_log import log_settings
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import LRU, CacheKey, QueueInformed, RadixCache
 from pagewood.schedpolicy import (
@@ -114,7 +116,9 @@ def assemble(
     config = config.resolved()
     if config.decision_log is not None and config.prefix_cache and not config.cache_history_tokens:
         config = replace(config, cache_history_tokens=_LOGGED_HISTORY)
-    _log.info("configuration: %s", ", ".join(f"{one.name}={getattr(config, one.name)}" for one in fields(config)))
+    usual = EngineConfig(device=config.device, max_running=config.max_running).resolved()
+    defaults = {one.name: getattr(usual, one.name) for one in fields(usual)}
+    log_settings(_log, config, SUBJECTS, defaults | {"max_running": EngineConfig(device=config.device).num_rows})
     page_size = info.page_size
     policy = chosen(config, own, page_size=page_size)
     log = None

@@ -22,6 +22,10 @@ _OTLP_URL = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#]+/?")
 
+LEAST_PRIORITY = -(2**31 - 1)
+JOB_DISTANCE = 2**30
+"""Distance of priorities from which a request preempts another one, if batches run and the operator gives none: a line
+of a batch, and hardly anything else."""
 MAX_PORT = 65535
 MIN_WATCHDOG_S = 3.0
 """The engine sends a pulse once per second; a shorter limit would end it while it works."""
@@ -84,6 +88,14 @@ class ServeConfig:
     """Certificate chain in PEM."""
     tls_key: Path | None = None
     """Its private key in PEM, without a passphrase."""
+    batch_store: Path | None = None
+    """Folder with the files and batches of clients; None: the server keeps none."""
+    batch_store_gb: float = 10.0
+    """Most space of uploaded files, GB (1e9 bytes)."""
+    batch_lines: int = 16
+    """Lines of batches under way at a time."""
+    batch_lines_beside: int = 0
+    """Those of them that go on while a model has other requests; the rest waits."""
     drain_s: float = 5.0
     """How long running requests may continue when the server stops, seconds."""
     watchdog_s: float | None = None
@@ -160,6 +172,7 @@ class ServeConfig:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         self._check_replicas()
+        self._check_batches()
         for name in ("drain_s", "max_retries"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
@@ -219,6 +232,29 @@ class ServeConfig:
         for name in ("config.json", "tokenizer.json"):
             if not (self.model_folder / name).is_file():
                 raise ValueError(f"model must be a folder with a {name}, got {str(self.model_folder)!r}")
+
+    def _check_batches(self) -> None:
+        most = max(1, self.engine.num_rows // 2)
+        if self.batch_store is not None and not 1 <= self.batch_lines <= most:
+            raise ValueError(
+                f"batch_lines must be in [1, {most}], half of the requests computed together, got {self.batch_lines}"
+            )
+        if not 0 <= self.batch_lines_beside <= self.batch_lines:
+            raise ValueError(
+                f"batch_lines_beside must be in [0, batch_lines = {self.batch_lines}], got {self.batch_lines_beside}"
+            )
+        if not self.batch_store_gb > 0:
+            raise ValueError(f"batch_store_gb must be > 0, got {self.batch_store_gb}")
+        if self.batch_store is not None and self.engine.schedule_policy == "priority-low":
+            raise ValueError(
+                "batch_store must be None with schedule_policy 'priority-low', which admits the least important "
+                f"requests first, got {str(self.batch_store)!r}"
+            )
+
+    @property
+    def job_priority(self) -> int:
+        """Priority of the lines of batches: no request has a less important one."""
+        return LEAST_PRIORITY if not self.engine.low_priority_first else -LEAST_PRIORITY
 
     def _check_replicas(self) -> None:
         num_prefill = self.prefill_replicas

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 import zmq
 
+from pagewood.engine.observe.settings_log import log_settings
 from pagewood.server import __version__
 from pagewood.server.config import ServeConfig
+from pagewood.server.jobs.store import JobStore
 from pagewood.server.keys.file import read_keys
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.gateway import GatewayHeaders
@@ -38,6 +40,7 @@ from pagewood.server.models.served_model import ServedModel
 from pagewood.server.models.single import SingleModel
 from pagewood.server.observe.console import Console
 from pagewood.server.observe.logs import announce
+from pagewood.server.observe.subjects import SUBJECTS
 from pagewood.server.processes.child import register_dump
 from pagewood.server.replicas.fleet_status import ServerStatus
 from pagewood.server.shutdown import Shutdown
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from pagewood.server.http.app import Frontend
+    from pagewood.server.jobs.worker import JobWorker
     from pagewood.server.observe.tracing import Tracing
 
 LAST_WORDS_S = 2
@@ -72,16 +76,16 @@ def run_server(config: ServeConfig, pool: PoolConfig | None = None) -> int:
     if config.insecure_no_keys and not config.is_local:
         _log.warning("everyone who reaches %s port %d can use the model", config.host, config.port)
     listening = bind(config.host, config.port)
-    hidden = ("engine", "api_keys")
-    settings = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in hidden}
-    _log.info("server: %s", ", ".join(f"{name}={value}" for name, value in settings.items()))
+    log_settings(_log, config, SUBJECTS, {one.name: one.default for one in fields(config)})
+    _log.info("every setting that is not named here or by the engine has its default; --log-level debug shows all")
     with (
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         private_folder() as folder,
         admin_key(keys, listening) as run_key,
+        job_store(config) as store,
     ):
         gate = KeyGate(keys, run_key=None if run_key is None else run_key.digest)
-        return runner.run(_serve(config, pool, gate, run_key, listening, folder))
+        return runner.run(_serve(config, pool, gate, run_key, listening, folder, store))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -139,6 +143,20 @@ def admin_key(keys: Sequence[ApiKey], listening: socket.socket) -> Generator[Run
         made.remove()
 
 
+@contextlib.contextmanager
+def job_store(config: ServeConfig) -> Generator[JobStore | None]:
+    """Provide the store of files and batches; None: the server keeps none.
+
+    Raises:
+        ValueError: the folder cannot be used.
+    """
+    if config.batch_store is None:
+        yield None
+        return
+    with contextlib.closing(JobStore(config.batch_store, max_bytes=int(config.batch_store_gb * 1e9))) as store:
+        yield store
+
+
 async def _serve(
     config: ServeConfig,
     pool: PoolConfig | None,
@@ -146,6 +164,7 @@ async def _serve(
     run_key: RunKey | None,
     listening: socket.socket,
     folder: Path,
+    store: JobStore | None,
 ) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracing = _tracing(config)
@@ -197,12 +216,17 @@ async def _serve(
         tasks: list[asyncio.Task[None]] = []
         try:
             await served.start()
-            server = _http_side(config, served, gate=gate, metrics=metrics if config.metrics else None, tracing=tracing)
+            jobs = None if store is None else make_worker(config, store, gate, metrics)
+            server = _http_side(
+                config, served, gate=gate, metrics=metrics if config.metrics else None, tracing=tracing, jobs=jobs
+            )
             gc.collect()
             gc.freeze()  # a full collection would visit every module
             if pool is not None:
                 show(console, None)
             tasks += [asyncio.create_task(work) for work in (*served.work(), shutdown.run(server))]
+            if jobs is not None:
+                tasks.append(asyncio.create_task(shutdown.while_open(jobs.run())))
             await server.serve(sockets=[listening])
         finally:
             await served.stop()
@@ -225,12 +249,13 @@ def _http_side(
     gate: KeyGate,
     metrics: Metrics | None,
     tracing: Tracing | None,
+    jobs: JobWorker | None,
 ) -> uvicorn.Server:
     """Return the HTTP server, which takes no connections yet."""
     from pagewood.server.http.http_server import http_server
 
     return http_server(
-        make_frontend(config, served, gate=gate, metrics=metrics, tracing=tracing),
+        make_frontend(config, served, gate=gate, metrics=metrics, tracing=tracing, jobs=jobs),
         stop_grace_s=LAST_WORDS_S,
         tls_cert=config.tls_cert,
         tls_key=config.tls_key,
@@ -246,6 +271,7 @@ def make_frontend(
     metrics: Metrics | None,
     tracing: Tracing | None,
     keeps_responses: bool = True,
+    jobs: JobWorker | None = None,
 ) -> Frontend:
     """Return the HTTP application of a server whose processes are started; arguments as in `Frontend`."""
     from pagewood.server.http.access import access_rules
@@ -268,10 +294,20 @@ def make_frontend(
         gateway=GatewayHeaders(objectives=dict(config.inference_objectives)) if config.gateway_headers else None,
         tracing=tracing,
         metrics=metrics,
+        jobs=jobs,
         more=served.operations(),
         root_path=config.root_path,
         keeps_responses=keeps_responses,
     )
+
+
+def make_worker(config: ServeConfig, store: JobStore, gate: KeyGate, metrics: Metrics) -> JobWorker:
+    """Return what runs the batches of a store."""
+    from pagewood.server.jobs.worker import JobWorker
+
+    worker = JobWorker(store, owners=gate, num_lines=config.batch_lines, priority=config.job_priority)
+    metrics.jobs = lambda: worker.counts
+    return worker
 
 
 def _tracing(config: ServeConfig) -> Tracing | None:

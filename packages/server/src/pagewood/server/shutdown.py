@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.observe.incidents import Incidents
@@ -61,6 +62,18 @@ class Shutdown:
             self._drain_s = 0.0
         self._live.close_door()
         self._begun.set()
+
+    async def while_open(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do some work until `begin`, and then cancel it."""
+        working, begun = asyncio.create_task(work), asyncio.create_task(self._begun.wait())
+        try:
+            await asyncio.wait((working, begun), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+        finally:
+            for task in (working, begun):
+                task.cancel()
+            await asyncio.gather(working, begun, return_exceptions=True)
 
     async def run(self, server: uvicorn.Server) -> None:
         """Wait for `begin`, then drain and end `server`, which would cut connections without an error."""

@@ -20,7 +20,7 @@ from pagewood.server.cli.options.model import add_model_options, add_pool_option
 from pagewood.server.cli.options.page import FORMATTER, Page, settings_of
 from pagewood.server.cli.options.sampling import add_sampling_options
 from pagewood.server.cli.options.work import add_work_options
-from pagewood.server.config import ServeConfig
+from pagewood.server.config import JOB_DISTANCE, ServeConfig
 from pagewood.server.keys.file import ADMIN_VARIABLE, KEY_VARIABLE, keys_of_environment
 from pagewood.server.models.pool_config import DEFAULTS as NO_POOL
 from pagewood.server.models.pool_config import PoolConfig, models_in
@@ -38,7 +38,8 @@ IN_SHORT_HELP = frozenset({
     "--max-length", "--max-total-tokens", "--mem-fraction", "--disable-radix-cache", "--host-cache-gb",
     "--disk-cache-path", "--disk-cache-gb",
     "--max-running-requests", "--max-queued-requests", "--max-queue-seconds", "--max-ttft-seconds", "--quota",
-    "--tokenizer-workers", "--schedule-policy", "--preemption-threshold", "--chunked-prefill-size", "--target-step-ms",
+    "--batch-store", "--tokenizer-workers", "--schedule-policy", "--preemption-threshold", "--chunked-prefill-size",
+    "--target-step-ms",
     "--speculative", "--speculative-model", "--grammar-backend", "--logits-processor",
     "--log-level", "--log-format", "--no-metrics", "--metrics-compat", "--otlp-endpoint", "--decision-log",
     "--kv-events", "--drain-seconds", "--watchdog-seconds",
@@ -149,6 +150,8 @@ def configs_of(options: argparse.Namespace, engines: Sequence[EngineConfig], nam
     }
     configs: list[ServeConfig] = []
     for engine, name in zip(engines, names, strict=True):
+        if options.batch_store is not None and engine.preemption_threshold is None:
+            engine = replace(engine, preemption_threshold=JOB_DISTANCE)
         settings |= {"engine": engine, "served_model_name": name, "model_folder": model_folder(engine.model)}
         configs.append(ServeConfig(**settings))
     return configs

@@ -35,6 +35,7 @@ _ERRORS = {
     429: "The server holds too many requests, or the key has used what it may; see Retry-After.",
     500: "A step of the engine failed.",
     503: "The engine is not ready, or the server has too many connections; see Retry-After.",
+    507: "There is no memory for the model, or no room for another file.",
 }
 _BUSY = 503
 _WITH_KEY: Any = ({"bearer": []}, {"key": []})
@@ -139,7 +140,7 @@ def _operation(one: Operation, refs: Sequence[dict[str, Any]], error_ref: dict[s
     if one.body is not None:
         schema = {"$ref": _REF + one.body.__name__}
         content = {"schema": schema} if one.example is None else {"schema": schema, "example": one.example}
-        found["requestBody"] = {"required": True, "content": {"application/json": content}}
+        found["requestBody"] = {"required": True, "content": {one.body_type: content}}
     return found
 
 

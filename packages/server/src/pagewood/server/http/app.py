@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,7 +21,9 @@ from pagewood.server.http.limits import HttpLimits
 from pagewood.server.http.operations import Operation, open_paths_of, routes_of
 from pagewood.server.http.readiness import ReadinessEndpoints
 from pagewood.server.http.root_path import BelowRootPath
-from pagewood.server.keys.gate import KeyGate
+from pagewood.server.jobs.worker import JobWorker
+from pagewood.server.keys.caller import Caller
+from pagewood.server.keys.gate import KeyGate, OneCaller
 from pagewood.server.keys.gateway import GatewayHeaders
 from pagewood.server.metrics.endpoint import MetricsEndpoint
 from pagewood.server.metrics.metrics import Metrics
@@ -31,6 +33,7 @@ from pagewood.server.processes.upkeep import UpkeepEndpoints
 from pagewood.server.protocols.adapters import AdapterEndpoints
 from pagewood.server.protocols.anthropic.endpoints import AnthropicEndpoints
 from pagewood.server.protocols.anthropic.errors import anthropic_error
+from pagewood.server.protocols.batches.endpoints import BatchEndpoints
 from pagewood.server.protocols.common.models import Models
 from pagewood.server.protocols.common.respond import error_response
 from pagewood.server.protocols.models import ModelEndpoints
@@ -60,6 +63,8 @@ class Frontend:
     """Traces requests; None: no traces."""
     metrics: Metrics | None = None
     """None: nothing is measured."""
+    jobs: JobWorker | None = None
+    """Runs batches; None: the server keeps no files and batches."""
     more: Sequence[Operation] = ()
     """Operations beyond those of every server."""
     root_path: str = ""
@@ -77,6 +82,7 @@ class Frontend:
             *WeightEndpoints(models).operations(),
             *ResponsesEndpoints(models, ResponseStore() if self.keeps_responses else None).operations(),
             *VectorEndpoints(models).operations(),
+            *BatchEndpoints(models=models, jobs=self.jobs).operations(),
             *AnthropicEndpoints(models).operations(),
             *OllamaEndpoints(models).operations(),
             *NativeEndpoints(models).operations(),
@@ -119,8 +125,15 @@ class Frontend:
             observe=None if metrics is None else metrics.answered,
             tracing=self.tracing,
         )
+        if self.jobs is not None:
+            self.jobs.app_for = lambda caller: _inner(door, caller)
         is_ours = any(route.path.startswith(f"{self.root_path}/") for route in routes)
         return BelowRootPath(app=door, root_path=self.root_path, is_ours=is_ours)
+
+
+def _inner(door: FrontDoor, caller: Caller) -> ASGIApp:
+    """Return the application for requests that this server sends itself for a caller."""
+    return replace(door, gate=OneCaller(caller), is_crowded=lambda: False, gateway=None, observe=None, tracing=None)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 from starlette.requests import Request
 
@@ -42,7 +42,7 @@ class Bodies:
         limits = self._limits
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > limits.max_body_bytes:
-            raise self._too_large()
+            raise _too_large(limits.max_body_bytes)
         start_s = asyncio.get_running_loop().time()
         parts: list[bytes] = []
         num_bytes = 0
@@ -60,6 +60,40 @@ class Bodies:
             raise _too_slow(num_bytes) from None
         finally:
             self.num_buffered_bytes -= num_bytes
+
+    async def stream(self, request: Request, *, max_bytes: int) -> AsyncGenerator[bytes]:
+        """Yield the body of a request as it comes, without keeping it.
+
+        Args:
+            request: its body has not been read.
+            max_bytes: longest body.
+
+        Raises:
+            ApiError: 413 if it is longer, 415 if it is compressed, 408 if it comes too slowly.
+            ClientDisconnect: the client left before the body was complete.
+        """
+        if coding_of(request.headers) is not None:
+            raise ApiError(
+                "The body of an upload must not be compressed.", status=415, code="unsupported_content_encoding"
+            )
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > max_bytes:
+            raise _too_large(max_bytes)
+        limits, loop = self._limits, asyncio.get_running_loop()
+        start_s, num_bytes = loop.time(), 0
+        parts = request.stream()
+        while True:
+            end_s = start_s + limits.body_timeout_s + num_bytes / limits.min_body_rate
+            try:
+                part = await asyncio.wait_for(anext(parts, None), end_s - loop.time())
+            except TimeoutError:
+                raise _too_slow(num_bytes) from None
+            if part is None:
+                return
+            num_bytes += len(part)
+            if num_bytes > max_bytes:
+                raise _too_large(max_bytes)
+            yield part
 
     async def _decode(self, body: bytes, coding: Callable[[], Decoder]) -> bytes:
         """Return the content of a body; decoding stops when it is too long."""
@@ -83,16 +117,13 @@ class Bodies:
             ApiError: 413 or 503.
         """
         if num_bytes > self._limits.max_body_bytes:
-            raise self._too_large()
+            raise _too_large(self._limits.max_body_bytes)
         if self.num_buffered_bytes > self._limits.max_buffered_bytes:
             raise _crowded_out()
 
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            f"The body of your request is longer than {self._limits.max_body_bytes} bytes.",
-            status=413,
-            code="request_too_large",
-        )
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(f"The body of your request is longer than {max_bytes} bytes.", status=413, code="request_too_large")
 
 
 def _too_slow(num_bytes: int) -> ApiError:

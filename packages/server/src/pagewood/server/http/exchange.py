@@ -19,7 +19,7 @@ from pagewood.server.http.access import AccessRules
 from pagewood.server.http.current import current_exchange
 from pagewood.server.http.errors import ApiError
 from pagewood.server.keys.caller import Caller, set_caller
-from pagewood.server.keys.gate import KeyGate
+from pagewood.server.keys.gate import KeyGate, OneCaller
 from pagewood.server.keys.gateway import GatewayHeaders
 from pagewood.server.protocols.common.formats import Usage
 
@@ -77,7 +77,7 @@ class Exchange:
     def log(self, now_s: float) -> None:
         """Write the line of this request: no text of prompts or answers."""
         level = logging.WARNING if self.status >= 500 else logging.INFO
-        if self.path in _HEALTH_PATHS:  # clients poll these, also while the engine starts
+        if self.path in _HEALTH_PATHS or self.caller.is_job:  # the former are polled, the latter counted by their batch
             level = logging.DEBUG
         tokens = ""
         if self.usage is not None:
@@ -172,7 +172,7 @@ class FrontDoor:
     """Whether too many connections are open."""
     respond: Callable[[Scope, ApiError], Response]
     """Makes the response to a refused request."""
-    gate: KeyGate = field(default_factory=KeyGate)
+    gate: KeyGate | OneCaller = field(default_factory=KeyGate)
     """Finds the caller of each request."""
     gateway: GatewayHeaders | None = None
     """Reads what a gateway says of each request; None: its headers are ignored."""

@@ -47,6 +47,8 @@ class Operation:
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
     """Optional parameters of the query that have an effect -> their JSON schemas."""
     body: type[BaseModel] | None = None
+    body_type: str = "application/json"
+    """Content type of the body."""
     example: Mapping[str, Any] | None = None
     """A body, for the documentation."""
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,7 +55,29 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.response is not None and self.response.status_code < _SERVER_ERROR
 
 
+class WrongLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line that is no request of a job."""
+
+    line: int
+    """Its number; the first one is 1."""
+    code: str
+    message: str
+    param: str | None = None
+    """The field that is wrong; None: the whole line."""
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines of a file."""
+
+    lines: list[Line]
+    """Those that are right."""
+    wrong: list[WrongLine]
+    models: frozenset[str]
+    """The models that they name."""
+
+
 class _Body(msgspec.Struct, frozen=True):
+    model: str | None = None
     stream: bool | None = None
 
 
@@ -66,27 +88,65 @@ def read_lines(file: Path) -> list[Line]:
         FileNotFoundError: there is no such file.
         ValueError: lines are wrong; the first ones are named with their numbers.
     """
-    found: dict[str, Line] = {}
-    numbers: dict[str, int] = {}
-    wrong: list[str] = []
-    for number, text in _texts(file):
-        try:
-            line = msgspec.json.decode(text, type=Line)
-            if msgspec.json.decode(line.body, type=_Body).stream:
-                raise ValueError("body.stream must be absent or false, got true")
-            if line.custom_id in found:
-                raise ValueError(
-                    f"custom_id must differ from those of other lines, got {line.custom_id!r}, as in line "
-                    f"{numbers[line.custom_id]}"
-                )
-        except (msgspec.DecodeError, ValueError) as error:
-            wrong.append(f"line {number}: {error}")
-            continue
-        found[line.custom_id], numbers[line.custom_id] = line, number
+    found = check_lines(file)
+    wrong = [f"line {one.line}: {one.message}" for one in found.wrong]
     if wrong:
         more = [f"and {len(wrong) - _MOST_SHOWN} more"] if len(wrong) > _MOST_SHOWN else []
         raise ValueError("\n  ".join([f"{file} must hold requests, one a line:", *wrong[:_MOST_SHOWN], *more]))
-    return list(found.values())
+    return found.lines
+
+
+def check_lines(file: Path, *, endpoint: Endpoint | None = None, max_lines: int | None = None) -> Checked:
+    """Return all requests of a file, and what is wrong with the other lines; empty lines are skipped.
+
+    Args:
+        file: with a request in each line.
+        endpoint: the `url` that all must have; None: any.
+        max_lines: most requests; None: no limit.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    found: dict[str, Line] = {}
+    numbers: dict[str, int] = {}
+    wrong: list[WrongLine] = []
+    models: set[str] = set()
+    for count, (number, text) in enumerate(texts(file)):
+        if count == max_lines:
+            message = f"a file must have at most {max_lines} requests"
+            wrong.append(WrongLine(line=number, code="too_many_requests", message=message))
+            break
+        try:
+            line = msgspec.json.decode(text, type=Line)
+            body = msgspec.json.decode(line.body, type=_Body)
+        except msgspec.DecodeError as error:
+            wrong.append(WrongLine(line=number, code="invalid_request_line", message=str(error)))
+            continue
+        if (why := _wrong(line, body, endpoint, numbers)) is not None:
+            param, code, message = why
+            wrong.append(WrongLine(line=number, code=code, message=message, param=param))
+            continue
+        found[line.custom_id], numbers[line.custom_id] = line, number
+        models.update([] if body.model is None else [body.model])
+    return Checked(lines=list(found.values()), wrong=wrong, models=frozenset(models))
+
+
+def _wrong(
+    line: Line, body: _Body, endpoint: Endpoint | None, numbers: Mapping[str, int]
+) -> tuple[str, str, str] | None:
+    """Return the wrong field of a line, a code and a message; None: the line is right."""
+    if body.stream:
+        return "body.stream", "invalid_value", "body.stream must be absent or false, got true"
+    if endpoint is not None and line.url != endpoint:
+        return "url", "mismatched_endpoint", f"url must be the endpoint of the batch, {endpoint}, got {line.url}"
+    if line.custom_id in numbers:
+        return (
+            "custom_id",
+            "duplicate_custom_id",
+            f"custom_id must differ from those of other lines, got {line.custom_id!r}, as in line "
+            f"{numbers[line.custom_id]}",
+        )
+    return None
 
 
 def keep_results(file: Path) -> dict[str, int]:
@@ -101,12 +161,12 @@ def keep_results(file: Path) -> dict[str, int]:
         return {}
     kept: dict[str, bytes] = {}
     statuses: dict[str, int] = {}
-    texts = list(_texts(file))
-    for place, (number, text) in enumerate(texts):
+    found = list(texts(file))
+    for place, (number, text) in enumerate(found):
         try:
             result = msgspec.json.decode(text, type=Result)
         except msgspec.DecodeError as error:
-            if place == len(texts) - 1 and not text.endswith(b"\n"):
+            if place == len(found) - 1 and not text.endswith(b"\n"):
                 continue
             raise ValueError(f"{file} must be new or hold results of this job, line {number}: {error}") from error
         if result.response is not None and result.is_final:
@@ -129,7 +189,8 @@ def counted_tokens(response: Response) -> tuple[int, int]:
     return prompt, usage.get("completion_tokens", usage.get("output_tokens", 0))
 
 
-def _texts(file: Path) -> Iterator[tuple[int, bytes]]:
+def texts(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that are not empty, with their numbers from 1 on."""
     with file.open("rb") as lines:
         for number, text in enumerate(lines, start=1):
             if text.strip():

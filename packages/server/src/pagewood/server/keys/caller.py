@@ -37,6 +37,13 @@ class Caller:
     """The limits and the use of its key; None: the server has no keys."""
     terms: GatewayTerms | None = None
     """What a gateway says of this request; None: its headers are not read."""
+    job_priority: int | None = None
+    """Priority of its requests, whatever they ask for, if they are lines of a batch; None: they are not."""
+
+    @property
+    def is_job(self) -> bool:
+        """Whether its requests are lines of a batch."""
+        return self.job_priority is not None
 
     def stamped(self, message: wire.NewRequest) -> wire.NewRequest:
         """Return a message with the tenant, with the namespace of the tenant and the client's salt, if it has any, and
@@ -51,10 +58,13 @@ class Caller:
             return msgspec.structs.replace(message, namespace=namespace_of(self.tenant, message.namespace))
         if not isinstance(message, wire.Generate):
             return message
-        self.check_priority(message.options.priority)
         self.check_adapter(message.options.adapter)
         namespace = namespace_of(self.tenant, message.options.namespace)
         changed = {} if self.terms is None else self.terms.changes(message.options)
+        if self.job_priority is None:
+            self.check_priority(message.options.priority)
+        else:
+            changed["priority"] = self.job_priority
         if not self.tenant and namespace == message.options.namespace and not changed:
             return message
         return message.with_options(**{"namespace": namespace, "tenant": self.tenant or None, **changed})

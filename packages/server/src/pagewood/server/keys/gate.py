@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 
@@ -15,6 +16,17 @@ from pagewood.server.keys.quota import Quota
 RUN_KEY_NAME = "run"
 """Name of the key that a server made for its run, in the log. Its caller has no tenant, as all callers without keys."""
 _HOW = "send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+
+
+@dataclass(frozen=True, slots=True)
+class OneCaller:
+    """Finds the same caller for every request."""
+
+    found: Caller
+
+    def caller(self, headers: Headers, *, is_open: bool) -> Caller:
+        """Return it."""
+        return self.found
 
 
 class KeyGate:
@@ -71,6 +83,13 @@ class KeyGate:
         if found is None:
             raise _unauthorized(f"The API key is wrong; {_HOW}.", code="invalid_api_key")
         return found
+
+    def named(self, tenant: str, name: str) -> Caller | None:
+        """Return the caller with that tenant and name of key; None: there is none any more."""
+        if not tenant and not self._callers:
+            return self._nobody
+        callers = (*self._operator.values(), *self._callers.values())
+        return next((one for one in callers if (one.tenant, one.name) == (tenant, name)), None)
 
     def _owner(self, digest: bytes) -> Caller | None:
         """Return the caller with a key; None: it is unknown."""

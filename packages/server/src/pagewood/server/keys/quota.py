@@ -67,14 +67,17 @@ class Quota:
         self.requests = self._bucket(self.key.requests_per_minute)
         self.tokens = self._bucket(self.key.tokens_per_minute)
 
-    def admit(self) -> None:
-        """Count a request that begins; the caller must `end` it.
+    def admit(self, *, takes_place: bool = True) -> None:
+        """Count a request that begins; the caller must `end` it if it takes a place.
+
+        Args:
+            takes_place: whether it counts among those that the key has at a time.
 
         Raises:
             ApiError: a limit is reached; nothing was counted.
         """
         limit = self.key.max_concurrent
-        if limit is not None and self.num_open >= limit:
+        if takes_place and limit is not None and self.num_open >= limit:
             raise _exceeded(f"This API key may have {limit} requests at a time", wait_s=1.0, code="too_many_concurrent")
         for bucket, unit in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and bucket.level < 1:
@@ -82,7 +85,7 @@ class Quota:
                 raise _exceeded(what, wait_s=bucket.wait_s(1), code="rate_limit_exceeded")
         if self.requests is not None:
             self.requests.take(1)
-        self.num_open += 1
+        self.num_open += takes_place
 
     def end(self) -> None:
         """Count a request that was admitted as ended."""

@@ -17,6 +17,7 @@ from pagewood.server.replicas.fleet_status import ServerStatus
 
 if TYPE_CHECKING:
     from pagewood.server.http.exchange import Exchange
+    from pagewood.server.jobs.worker import JobCounts
 
 Compat = Literal["vllm", "sglang"]
 COMPAT: tuple[Compat, ...] = ("vllm", "sglang")
@@ -41,6 +42,8 @@ class Metrics:
     """Returns name -> process id of the server's processes."""  # written by: serve
     num_connections: Callable[[], int] = lambda: 0
     """Returns how many connections are open."""  # written by: serve
+    jobs: Callable[[], JobCounts] | None = None
+    """Returns what has become of batches; None: the server keeps none."""  # written by: serve, memory_server
     paths: Collection[str] = ()
     """Paths that have counts of their own."""  # written by: Frontend.app
     started_s: float = field(default_factory=time.time)

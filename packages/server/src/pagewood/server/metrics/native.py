@@ -340,6 +340,13 @@ def _server(families: Families, metrics: Metrics, usage: dict[str, ProcessUsage]
     )  # fmt: skip
     families.gauge("http_connections", "Open connections.", metrics.num_connections())
     families.gauge("start_time_seconds", "Unix time at which the server was started.", metrics.started_s)
+    if metrics.jobs is not None:
+        jobs = metrics.jobs()
+        families.gauge("batches", "Batches, by state.", [({"state": one}, num) for one, num in jobs.batches.items()])
+        families.counter(
+            "batch_lines", "Requests of batches that have results, by outcome.",
+            [({"outcome": "answered"}, jobs.num_answered), ({"outcome": "failed"}, jobs.num_failed)],
+        )  # fmt: skip
     labelled = [({"process": name}, one) for name, one in usage.items()]
     families.counter("process_cpu_seconds", "CPU time of a process.", [(labels, one.cpu_s) for labels, one in labelled])
     families.gauge(

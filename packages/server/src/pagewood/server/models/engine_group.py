@@ -136,6 +136,7 @@ class EngineGroup:
             incidents=incidents,
             watch=watch,
             placing=self.dispatcher,
+            num_jobs_beside=config.batch_lines_beside,
         )
         if self.dispatcher is not None:
             self.dispatcher.attach(self.live)

@@ -32,6 +32,7 @@ _REASONS = {
     "a replica is on one host": ("nnodes", "node_rank"),
     "an application serves one model, given by model=": ("path", "model", "models_dir", *NO_POOL),
     "a replica that starts later would lack what was loaded": ("adapter_folders", "update_folders"),
+    "an ingress has no folder of its own": ("batch_store",),
     "traces are not made here": ("otlp_endpoint",),
     "each host must have the folder of the model": ("offline", "merge_adapter"),
 }

@@ -37,6 +37,7 @@ from pagewood.server.requests.held import Held
 from pagewood.server.requests.live_group import HoldMode, LiveGroup
 from pagewood.server.requests.live_request import HELD, SETTLED_ANSWERS, LiveRequest, messages_again
 from pagewood.server.requests.loads import TokenizerLoads
+from pagewood.server.requests.resting_jobs import RestingJobs
 
 KEPT_SHARE = 16
 """One of this many places is kept for tenants that hold few."""
@@ -114,11 +115,22 @@ class LiveRequests:
         forecast: predicts.
         watch: is notified when requests begin and end; None: nothing is.
         placing: is notified of new ids, where there are several engines; None: there is one.
+        num_jobs_beside: lines of batches that go on while other requests are there; the rest of them wait.
     """
 
     __slots__ = (
         *("_ending", "_forecast", "_growing", "_held", "_incidents", "_is_away", "_is_closed", "_is_draining"),
-        *("_limit", "_live", "_loads", "_marks", "_max_first_answer_s", "_max_retries", "_num_seeds", "_placing"),
+        *(
+            "_jobs",
+            "_limit",
+            "_live",
+            "_loads",
+            "_marks",
+            "_max_first_answer_s",
+            "_max_retries",
+            "_num_seeds",
+            "_placing",
+        ),
         *("_seed", "_tokenizers", "_watch"),
     )
 
@@ -134,8 +146,10 @@ class LiveRequests:
         forecast: Forecast | None = None,
         watch: RequestWatch | None = None,
         placing: Placing | None = None,
+        num_jobs_beside: int = 0,
     ) -> None:
         self._placing = placing
+        self._jobs = RestingJobs(self._set_hold, num_beside=num_jobs_beside)
         if not tokenizers:
             raise ValueError("tokenizers must hold at least one sender, got 0")
         self._max_retries = max_retries
@@ -242,7 +256,8 @@ class LiveRequests:
             raise unavailable("The server is draining: it takes no new requests.", code="draining")
         caller = Caller(is_admin=True) if is_probe else current_caller()
         may_repeat = self._may_repeat(prompts) and not is_probe
-        prompts = _stamped(caller, prompts)
+        rests = caller.is_job and self._jobs.must_rest
+        prompts = _stamped(caller, _paused(prompts) if rests else prompts)
         if may_repeat:
             prompts = [self._kept(prompt) for prompt in prompts]
         num_requests = max(room, sum(len(wire.ids_of(prompt)) for prompt in prompts))
@@ -267,10 +282,13 @@ class LiveRequests:
             may_repeat=may_repeat,
             caller=caller,
             engine_ids=[] if exchange is None else exchange.engine_ids,
+            hold="in_place" if rests else None,
         )
         if caller.quota is not None and any(isinstance(prompt, wire.Generate | wire.Encode) for prompt in prompts):
-            caller.quota.admit()
-            group.quota = caller.quota
+            caller.quota.admit(takes_place=not caller.is_job)
+            group.quota = None if caller.is_job else caller.quota
+        if not is_probe and any(isinstance(prompt, wire.Generate) for prompt in prompts):
+            self._jobs.begin(group)
         group.engine_ids += [request_id for prompt in prompts for request_id in wire.ids_of(prompt)]
         self._send(group, prompts, frames)
         if room:
@@ -286,14 +304,13 @@ class LiveRequests:
         assert sum(len(wire.ids_of(prompt)) for prompt in prompts) <= group.room
         if group.priority is not None:
             prompts = [prompt.with_options(priority=group.priority) for prompt in prompts]
-        if group.is_paused:
-            prompts = [prompt.with_options(is_paused=True) for prompt in prompts]
-        stamped = _stamped(group.caller, prompts)
+        stamped = _stamped(group.caller, _paused(prompts) if group.is_paused else prompts)
         self._send(group, stamped, _frames(stamped))
 
     def close(self, group: LiveGroup) -> None:
         """Cancel the open requests of a group, whose client has all answers or has left."""
         self._growing.discard(group)
+        self._jobs.end(group)
         if group.deadline is not None:
             group.deadline.cancel()
         if group.quota is not None:
@@ -336,15 +353,19 @@ class LiveRequests:
 
         They stay so if they are sent again after a death, and so do further requests of a group that gets some.
         """
-        named = [(request_id, one) for request_id, one in self._live.items() if name in one.group.names]
-        for request_id, request in named:
-            self._send_hold(request_id, request.tokenizer, mode)
+        known = dict.fromkeys([*(request.group for request in self._live.values()), *self._growing])
+        groups = [group for group in known if name in group.names]
+        for group in groups:
+            self._set_hold(group, mode)
+        return sum(len(group.open_ids) or group.room for group in groups)
+
+    def _set_hold(self, group: LiveGroup, mode: HoldMode) -> None:
+        """Pause all requests of a group, or go on with them."""
+        group.hold = mode
+        for request_id in tuple(group.open_ids):
+            self._send_hold(request_id, self._live[request_id].tokenizer, mode)
             if mode != "resume" and self._held.excuse(request_id):  # it is in no step
                 self._send_held()
-        between = [group for group in self._growing if name in group.names and not group.open_ids]
-        for group in {*(request.group for _, request in named), *between}:
-            group.hold = mode
-        return len(named) + sum(group.room for group in between)
 
     def watch(self, message: wire.Watch) -> None:
         """Send the engine a message that has no answer; it takes the way of the requests."""
@@ -709,6 +730,11 @@ class LiveRequests:
         request = self._live.pop(request_id)
         request.group.open_ids.discard(request_id)
         return request
+
+
+def _paused(prompts: Sequence[wire.NewRequest]) -> list[wire.NewRequest]:
+    """Return requests that begin paused."""
+    return [one.with_options(is_paused=True) if isinstance(one, wire.Generate) else one for one in prompts]
 
 
 def _priority(prompt: wire.NewRequest) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import get_args
 
 from pagewood.engine.api import EngineConfig, SchedulePreset, TenantQuota
@@ -91,10 +92,47 @@ def add_work_options(page: Page) -> None:
         more="1 or more; the first and the last message may have fewer. Raise it if the HTTP process is busy with many "
         "streams: text then comes less often, and several tokens at a time.",
     )
+    _add_batches(page.group("batches"))
     scheduling = page.group("scheduling")
     _add_order(scheduling)
     _add_prompts(scheduling)
     _add_steps(scheduling)
+
+
+def _add_batches(batches: Group) -> None:
+    batches.add(
+        "--batch-store",
+        type=Path,
+        metavar="FOLDER",
+        help="serve /v1/files and /v1/batches from it (default: off)",
+        more="Batches run when there are no other requests, and go on after a restart. One server has a folder at a "
+        "time.",
+    )
+    batches.add(
+        "--batch-store-gb",
+        type=float,
+        default=10.0,
+        metavar="GB",
+        help="most space of uploaded files (default: %(default)s)",
+        more="Above 0; a GB is 1e9 bytes. Results are kept beyond.",
+    )
+    batches.add(
+        "--batch-lines",
+        type=int,
+        default=16,
+        metavar="N",
+        help="requests of batches at a time (default: %(default)s)",
+        more="At most half of --max-running-requests.",
+    )
+    batches.add(
+        "--batch-lines-beside",
+        type=int,
+        default=0,
+        metavar="N",
+        help="those of them that go on beside other requests (default: %(default)s)",
+        more="The rest waits until the model has no other request. Raise it where steps with more requests take hardly "
+        "longer, as on a GPU, or where there is always another request.",
+    )
 
 
 def _add_order(order: Group) -> None:

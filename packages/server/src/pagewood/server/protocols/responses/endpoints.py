@@ -22,6 +22,7 @@ from pagewood.server.keys.caller import current_caller
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common import fields
 from pagewood.server.protocols.common.models import Models
+from pagewood.server.protocols.common.paging import read_page
 from pagewood.server.protocols.common.reasoning import style_kwargs
 from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Generation, names_of
@@ -199,20 +200,12 @@ class ResponsesEndpoints:
     async def input_items(self, request: Request) -> HttpResponse:
         """List the items that led to a response, including those of earlier responses."""
         items = self._kept(request).input_items()
-        limit, order, after = _page(request)
-        if order == "desc":
-            items.reverse()
-        if after is not None:
-            index = next((index for index, item in enumerate(items) if item.id == after), None)
-            if index is None:
-                raise ApiError(f"No item '{after[:100]}' is in this list.", param="after", code="invalid_value")
-            items = items[index + 1 :]
-        shown = items[:limit]
+        found = read_page(request, most=MAX_LISTED, default=DEFAULT_LISTED).cut(items, lambda item: item.id)
         page = objects.ItemList(
-            data=shown,
-            first_id=shown[0].id if shown else "",
-            last_id=shown[-1].id if shown else "",
-            has_more=len(items) > limit,
+            data=found.shown,
+            first_id=found.shown[0].id if found.shown else "",
+            last_id=found.shown[-1].id if found.shown else "",
+            has_more=found.has_more,
         )
         return json_response(page)
 
@@ -310,23 +303,3 @@ def _style_kwargs(said: ResponsesRequest) -> dict[str, Any]:
     return style_kwargs(
         None if said.reasoning is None else said.reasoning.effort, None if said.text is None else said.text.verbosity
     )
-
-
-def _page(request: Request) -> tuple[int, str, str | None]:
-    """Return the `limit`, the `order` and the `after` of a list."""
-    query = request.query_params
-    limit = query.get("limit", str(DEFAULT_LISTED))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_LISTED):
-        raise ApiError(
-            f"Invalid value for 'limit': expected a number in [1, {MAX_LISTED}], but got '{limit[:20]}' instead.",
-            param="limit",
-            code="invalid_value",
-        )
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise ApiError(
-            f"Invalid value for 'order': expected 'asc' or 'desc', but got '{order[:20]}' instead.",
-            param="order",
-            code="invalid_value",
-        )
-    return int(limit), order, query.get("after")
