@@ -34,6 +34,7 @@ OF_OTHERS = {
     "--radix-cache-backend", "--cache-type", "--scheduler-cls", "--additional-config",  # SGLang, mini-sglang, vLLM
     "--incremental-streaming-output", "--only", "--compile-for", "--all", "--run",  # SGLang, tools of the repository
     "--benchmark-enable",
+    "--rm", "--build", "--from-file", "--set",  # docker, kubectl, helm
 }  # fmt: skip
 _KEY = re.compile(r'(\w+)="')
 MIGRATION = DOCS / "howto" / "migrate.md"

@@ -15,7 +15,15 @@ SUBJECTS: Mapping[str, Sequence[str]] = {
         *("expert_load", "nnodes", "node_rank", "master_addr", "node_secret_file", "insecure_no_node_secret", "role"),
     ),
     "KV memory": (
-        *("max_length", "max_total_tokens", "mem_fraction", "page_size", "prefix_cache", "eviction_policy"),
+        *(
+            "max_length",
+            "max_total_tokens",
+            "state_places",
+            "mem_fraction",
+            "page_size",
+            "prefix_cache",
+            "eviction_policy",
+        ),
         *(
             "retained_share",
             "max_retain_s",
