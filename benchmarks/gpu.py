@@ -197,7 +197,7 @@ def _timed(row: Row, measure_seconds: Callable[[], float]) -> Row:
 
 def kernels_of(plan: Plan) -> KernelNeeds:
     """Return the attention kernels that the measured model needs."""
-    mixer = plan.model.layers[0].mixer
+    mixer = plan.model.paged[0]
     if not isinstance(mixer, AttentionConfig):
         return KernelNeeds(
             dtype=plan.dtype, head_dim=mixer.shape.rank, group=mixer.shape.num_heads, has_windows=(False,),

@@ -79,7 +79,7 @@ def prefill_seconds(subject: Subject, num_tokens: int) -> float:
 def prefill_flops(plan: Plan, num_tokens: int) -> float:
     """Return the multiplications and additions of a prefill: projections, causal attention, one row of logits."""
     model = plan.model
-    mixer, feed_forward = model.layers[0].mixer, model.layers[0].feed_forward
+    mixer, feed_forward = model.paged[0], model.layers[0].feed_forward
     if isinstance(mixer, AttentionConfig):
         layer, pair = model.hidden_size * (2 * mixer.q_size + 2 * mixer.kv_size), 2 * mixer.q_size
     else:

@@ -77,7 +77,7 @@ def read_here(values: dict[str, Any], folder: Path) -> dict[str, Any] | None:
     if config is None:
         assert refusal.startswith(str(file))
         return None
-    mixers = [layer.mixer for layer in config.layers]
+    mixers = config.paged
     whole = [mixer.rope for mixer in mixers if getattr(mixer, "window", None) is None and mixer.rope is not None]
     found: dict[str, Any] = {
         "vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "layers": config.num_layers,

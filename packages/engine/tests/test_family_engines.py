@@ -87,7 +87,7 @@ def test_everything_at_once(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     build(CASES[name], folder)
     if name in RECURRENT:
-        loads = [{}, {"overlap": False}, {"kv_cache_dtype": "int8"}, {"state_places": 5}]
+        loads: list[dict[str, Any]] = [{}, {"overlap": False}, {"kv_cache_dtype": "int8"}, {"state_places": 5}]
         found = [served(folder, "off", seed=seed, **load) for seed, load in enumerate(loads)]
         assert sum(report.num_cached_tokens for report in found) > 0, [report.num_cached_tokens for report in found]
         assert all(report.num_aborted for report in found)

@@ -220,7 +220,7 @@ def test_the_file_of_kimi_k2_is_read(tmp_path: Path) -> None:
     router = experts.router
     assert (router.num_experts, router.num_chosen, router.num_groups, router.factor) == (384, 8, 1, 2.827)
     assert (router.score, router.has_choice_bias, router.renormalises) == ("sigmoid", True, True)
-    assert model.layers[0].mixer.scale == pytest.approx(192**-0.5 * (0.1 * math.log(32) + 1) ** 2)
+    assert model.paged[0].scale == pytest.approx(192**-0.5 * (0.1 * math.log(32) + 1) ** 2)
 
 
 def test_two_scales_of_yarn_change_the_scale_of_the_attention(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_two_scales_of_yarn_change_the_scale_of_the_attention(tmp_path: Path) ->
         (yarn, 1.0),
         (None, 1.0),
     ):
-        mixer = config_of(tmp_path, **absent, rope_scaling=scaling).layers[0].mixer
+        mixer = config_of(tmp_path, **absent, rope_scaling=scaling).paged[0]
         assert mixer.scale == pytest.approx(12**-0.5 * multiplier)
 
 

@@ -232,9 +232,9 @@ def test_multipliers(tmp_path: Path) -> None:
     config = read(tmp_path, GRANITE)
     assert (config.embedding_multiplier, config.output) == (12.0, OutputConfig(multiplier=0.125))
     [layer] = set(config.layers)
-    assert (layer.residual_multiplier, layer.mixer.scale) == (0.25, 0.125)
+    assert (layer.residual_multiplier, config.paged[0].scale) == (0.25, 0.125)
     config = read(tmp_path, {**LLAMA, "architectures": ["GraniteForCausalLM"]})
-    assert (config.embedding_multiplier, config.output, config.layers[0].mixer.scale) == (1.0, OutputConfig(), 1.0)
+    assert (config.embedding_multiplier, config.output, config.paged[0].scale) == (1.0, OutputConfig(), 1.0)
     with pytest.raises(ValueError, match=r"residual_multiplier must be in .* got 0"):
         read(tmp_path, {**GRANITE, "residual_multiplier": 0})
     for name in ("embedding_multiplier", "logits_scaling", "attention_multiplier", "residual_multiplier"):

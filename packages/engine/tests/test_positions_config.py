@@ -48,7 +48,7 @@ def attention(config: ModelConfig) -> AttentionConfig:
 def test_olmo3_stretches_only_layers_that_see_all_positions(tmp_path: Path, ropes: dict[str, Any]) -> None:
     config = read(tmp_path, "Olmo3ForCausalLM", **ropes, sliding_window=32)
     assert config.windows == (32, 32, 32, None)
-    scalings = [layer.mixer.rope.scaling for layer in config.layers if layer.mixer.rope is not None]
+    scalings = [mixer.rope.scaling for mixer in config.paged if mixer.rope is not None]
     assert scalings[:3] == [None] * 3
     assert isinstance(scalings[3], YarnScaling)
     assert {rope.theta for rope in config.ropes} == {3e5}
@@ -64,7 +64,7 @@ def test_olmo3_stretches_only_layers_that_see_all_positions(tmp_path: Path, rope
 )
 def test_smollm3_lists_the_layers_that_are_rotated(tmp_path: Path, fields: dict[str, Any], rotated: list[bool]) -> None:
     config = read(tmp_path, "SmolLM3ForCausalLM", **fields)
-    assert [layer.mixer.rope is not None for layer in config.layers] == rotated
+    assert [mixer.rope is not None for mixer in config.paged] == rotated
     assert config.tied_embeddings
     assert config.ropes[0].theta == 2e6
 
@@ -90,7 +90,7 @@ def test_exaone4_rotates_layers_with_windows_or_all(
 ) -> None:
     config = read(tmp_path, "Exaone4ForCausalLM", **fields)
     assert config.windows == windows
-    assert [layer.mixer.rope is not None for layer in config.layers] == rotated
+    assert [mixer.rope is not None for mixer in config.paged] == rotated
 
 
 def test_a_pattern_of_other_letters_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -164,7 +165,7 @@ class RowDriver:
         page_rows, page_columns, page_ids = _columns(pages)
         token_rows, token_positions, token_ids = _columns(tokens)
         rows, starts, counts = _columns(grants)
-        own = {}
+        own: dict[str, Any] = {}
         if self._has_states:
             own["states"] = np.array(states, np.int32)
             own["state_copies"] = np.array(copies, np.int32).reshape(-1, 3)

@@ -52,7 +52,7 @@ class SequenceAttention:
     @classmethod
     def of(cls, config: ModelConfig, *, begin: int = 0) -> SequenceAttention:
         """Return the attention of a model whose layers are alike."""
-        mixer = config.layers[0].mixer
+        mixer = config.paged[0]
         if isinstance(mixer, AttentionConfig):
             return cls(head_dim=mixer.head_dim, begin=begin)
         shape = mixer.shape

@@ -39,7 +39,6 @@ from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.model_folder.vector_tail import read_vector_tail
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.models.parts.choice import WithPages
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig
@@ -690,7 +689,7 @@ def _graph_bytes(
     )  # for verification: one, and a copy
     widest = max(width, 1)
     sizes_of_layers = (
-        mixer.q_size + layer.feed_forward.size for layer in model.layers if isinstance(mixer := layer.mixer, WithPages)
+        mixer.q_size + layer.feed_forward.size for mixer, layer in zip(model.paged, model.layers, strict=True)
     )
     inputs = 0 if model.inputs is None else model.num_layers * model.inputs.size
     activations = largest * widest * 4 * (model.hidden_size + max(sizes_of_layers) + inputs) * item_bytes

@@ -77,7 +77,7 @@ def drafter_needs(config: EngineConfig, found: FoundDrafter, folder: Path) -> Mo
 
 def _lacks_kernels(layer: ModelConfig) -> tuple[str, str, object] | None:
     """Return the names, the rule and the value of sizes for which there are no kernels; None: there are kernels."""
-    for mixer in (one.mixer for one in layer.layers):
+    for mixer in layer.paged:
         if isinstance(mixer, LatentAttentionConfig):
             sizes = mixer.shape.rank, mixer.shape.rope_dim
             if sizes != LATENT_DIMS:

@@ -82,7 +82,7 @@ class ModelConfig:
         for name in ("vocab_size", "hidden_size", "max_position"):
             check_size(name, getattr(self, name))
         check_size("num_layers", len(self.layers))
-        if not any(isinstance(layer.mixer, WithPages) for layer in self.layers):
+        if not self.paged:
             raise ValueError("layers must not all be recurrent: one must have attention")
         state_layout([layer.mixer for layer in self.layers])  # may raise
         frames = {layer.frame.before_mixer is None: layer.frame for layer in self.layers[1:]}
@@ -173,6 +173,12 @@ class ModelConfig:
         found = dict.fromkeys(one for layer in self.layers for one in layer.mixer.position_configs)
         numbers = (PositionNumbers(length=self.max_position),) if self.has_learned_positions else ()
         return (*numbers, *found)
+
+    @property
+    def paged(self) -> tuple[WithPages, ...]:
+        """The mixers of the layers that are not recurrent."""
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(mixer for mixer in mixers if isinstance(mixer, WithPages))
 
     @property
     def states(self) -> StateLayout | None:

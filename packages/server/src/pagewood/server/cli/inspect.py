@@ -112,12 +112,9 @@ def _heads(attention: WithPages) -> str:
 
 def _described(found: Inspection) -> str:
     """Return the report for a reader."""
-    from pagewood.engine.models.parts.choice import WithPages  # imports numpy
-
     model = found.model
     windows = {window for window in model.windows if window is not None}
-    attention = next(layer.mixer for layer in model.layers if isinstance(layer.mixer, WithPages))
-    feed_forward = model.layers[0].feed_forward
+    attention, feed_forward = model.paged[0], model.layers[0].feed_forward
     shape = (
         f"{model.num_layers} layers, hidden size {model.hidden_size}, inner size {feed_forward.size}, "
         f"{_heads(attention)}, "

@@ -72,5 +72,5 @@ def read_exact_linear(
     """
     numbers = [weights.numbers(f"{prefix}{name}.weight", rows, inputs, order=order) for name, rows in parts]
     names = [(f"{prefix}{name}", rows) for name, rows in parts]
-    projection = Projection(parts=names, inputs=inputs, order=order, bias=bias)
+    projection = Projection(parts=names, inputs=inputs, order=order, has_bias=bias is not None)
     return ops.adaptable(ops.exact_linear(torch.cat(numbers), bias), projection)

@@ -405,7 +405,7 @@ class CUDARunner:
             planned = None
             if attention is None:
                 assert flashinfer is not None
-                layers = [layer.mixer for layer in cast("Decoder[Tensor]", model).config.layers]
+                layers = cast("Decoder[Tensor]", model).config.paged
                 attention = planned = attention_over(
                     flashinfer, storage, layers, dtype=dtype, max_length=max_length, batch_invariant=batch_invariant,
                     verifies=drafter is not None, groups=groups,

@@ -75,7 +75,7 @@ class EagleDrafter:
             self._attention = attention_over(
                 flashinfer,
                 storage,
-                [one.mixer for one in layer.layers],
+                layer.paged,
                 dtype=dtype,
                 max_length=max_length,
                 batch_invariant=batch_invariant,

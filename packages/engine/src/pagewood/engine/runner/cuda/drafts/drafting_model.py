@@ -95,7 +95,7 @@ class DraftModel:
             self._attention = attention_over(
                 flashinfer,
                 storage,
-                [layer.mixer for layer in config.layers],
+                config.paged,
                 dtype=dtype or storage.layout.dtype,
                 max_length=max_length,
                 batch_invariant=batch_invariant,
