@@ -30,7 +30,8 @@ from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.storage import storage_for
-from row_driver import DrivenSequence, RowDriver
+from pagewood.kvpool.memory import allocate
+from row_driver import MOST_ROWS, DrivenSequence, RowDriver
 from seeded_faults import seed_fault
 
 Float32 = NDArray[np.float32]
@@ -74,10 +75,14 @@ def bench(folder: Path, *, packer: Packer | None = None, num_threads: int = 2, m
     config = model.config
     layout = config.memory_layout(page_size=4, dtype="float32", order="HND")
     kernel = warm_up(layout, head_dims=config.head_dims, packed=ops.variants, others=tuple(ops.units))
+    states = None if config.states is None else allocate(config.states, 2 * MOST_ROWS)
     runner = CPURunner(
-        model, storage_for(layout, 400), kernel, max_rows=12, max_length=160, num_threads=num_threads, adapters=adapters
+        model, storage_for(layout, 400), kernel, max_rows=12, max_length=160, num_threads=num_threads,
+        adapters=adapters, states=states,
+    )  # fmt: skip
+    driver = RowDriver(
+        runner, num_pages=400, page_size=4, short_length=model.short_length, has_states=states is not None
     )
-    driver = RowDriver(runner, num_pages=400, page_size=4, short_length=model.short_length)
     return Bench(adapters=adapters, runner=runner, driver=driver, folder=folder)
 
 

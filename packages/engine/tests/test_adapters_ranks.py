@@ -22,7 +22,7 @@ from adapter_bench import PROMPTS, Bench, Expected, check_scores, check_tokens, 
 from adapter_folders import changeable_names, linear_names, write_adapter
 from adapter_kinds import COMPARED, KINDS, TOKENS
 from families.case import build
-from families.registry import CASES
+from families.registry import CASES, DIVIDED
 from group_in_threads import ranks_are_threads
 from node_threads import following, over_nodes
 from pagewood.engine.api import Abort, LoadAdapter, SamplingParams, UnloadAdapter
@@ -124,7 +124,8 @@ def test_every_kind_computes_what_peft_does(division: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=() if one in FEW_FAMILIES else pytest.mark.slow) for one in COMPARED]
+    "name",
+    [pytest.param(one, marks=() if one in FEW_FAMILIES else pytest.mark.slow) for one in COMPARED if one in DIVIDED],
 )
 def test_every_family_computes_what_peft_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All modules that can be changed, on two ranks and in two stages."""

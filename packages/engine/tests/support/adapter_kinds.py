@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from families.case import Case
-from families.registry import DIVIDED
+from families.registry import CASES
 
 TOKENS = np.random.default_rng(3).integers(0, 97, 45).tolist()
 LAYOUTS = ("llama-biases", "gpt2", "gpt-neox", "phi3-window", "starcoder2", "gemma3", "granite4")
@@ -36,4 +36,4 @@ def can_be_compared(case: Case) -> bool:
     return not case.by_token and not case.is_long
 
 
-COMPARED = [name for name, case in DIVIDED.items() if can_be_compared(case)]
+COMPARED = [name for name, case in CASES.items() if can_be_compared(case)]

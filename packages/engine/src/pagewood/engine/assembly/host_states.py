@@ -61,7 +61,6 @@ def _check(config: EngineConfig) -> None:
     refused: list[tuple[str, object, object]] = [
         ("speculative", config.speculative, "off"),
         ("host_cache_gb", config.host_cache_gb, None),  # lower tiers come with it
-        ("max_adapters", config.max_adapters, 0),
         ("tensor_parallel_size", config.tensor_parallel_size, 1),
         ("pipeline_parallel_size", config.pipeline_parallel_size, 1),
     ]
