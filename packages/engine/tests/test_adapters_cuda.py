@@ -79,7 +79,7 @@ def test_every_kind_computes_what_peft_does(tmp_path: Path) -> None:
     for number, (kind, fields) in enumerate(KINDS.items()):
         whole = {"target_modules": linear_names(references[None]), **fields}
         references[kind] = write_adapter(copy.deepcopy(references[None]), tmp_path / kind, seed=number, **whole)
-    own = bench(tmp_path, RecordingDevice(), adapters=list(KINDS), max_adapter_rank=40, cuda_graph=False)
+    own = bench(tmp_path, RecordingDevice(), adapters=list(KINDS), max_adapter_rank=128, cuda_graph=False)
     check_scores(own, references)
     own.engine.close()
 

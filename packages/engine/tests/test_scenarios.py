@@ -633,8 +633,7 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
         (
             retire,
             "_append",
-            "            num_answered += request.is_search  # a search needs what is reported with it\n"
-            "            break",
+            "            num_answered += request.keeps_stop_token\n            break",
             "",
         )
     ],

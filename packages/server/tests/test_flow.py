@@ -200,7 +200,7 @@ async def test_a_long_step_closes_the_api_only_beyond_a_generous_limit(
     await server.until(lambda: status.step_s > 2 * status.silent_limit_s)
     await server.until(lambda: status.state is EngineState.READY)  # at once, unless this process stood still
     status.silent_limit_s = 60.0  # not ours
-    assert (await server.client.get("/ready")).json()["seconds_in_step"] > 1
+    assert (await server.client.get("/ready")).json()["seconds_in_step"] >= 1  # rounded
     second = Client(server, {**LONG, "max_tokens": 3})
     await server.until(lambda: server.service.live.num_live == 2)
     status.step_limit_s = status.step_s  # not ours

@@ -144,8 +144,8 @@ class Deaths:
             if not self._is_read and self.num_messages == self._after:
                 self._die(live)
 
-        def noted_admit(quota: Quota) -> None:
-            admit(quota)
+        def noted_admit(quota: Quota, *, takes_place: bool = True) -> None:
+            admit(quota, takes_place=takes_place)
             self.uses["requests"] += 1
 
         def noted_charge(quota: Quota, num_tokens: int) -> None:

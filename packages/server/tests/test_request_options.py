@@ -66,6 +66,7 @@ def test_all_options_arrive(tokenizer: Tokenizer) -> None:
         "cache_hit_threshold": 0.5,
         "handover": "await",
         "names": ("a", "b"),
+        "keep_stop_token": True,
     }
     options = RequestOptions(**values)
     assert all(getattr(options, name) != getattr(RequestOptions(), name) for name in RequestOptions.__struct_fields__)

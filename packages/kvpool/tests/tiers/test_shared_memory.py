@@ -182,6 +182,8 @@ class Crashes(RuleBasedStateMachine):
             self.patch.setattr("pagewood.kvpool.tiers.stores.segments._UNNAMED", None)
         self.users = [opened(self.memory), opened(self.memory)]
         self.pages: dict[int, Bytes] = {}
+        self.is_damaged = False
+        """Whether a file was damaged: then a user may know a page from a table that another one can read no more."""
 
     @rule(
         user=st.integers(0, 1),
@@ -193,7 +195,7 @@ class Crashes(RuleBasedStateMachine):
         arguments = [key(index) for index in indices], [page(index) for index in indices]
         if number is None:
             self.users[user].put(*arguments)
-            self._check(1 - user, indices, is_new=True)
+            self._check(1 - user, indices, is_new=not self.is_damaged)
             return
         with crash_at(number):
             self.users[user].put(*arguments)
@@ -216,6 +218,7 @@ class Crashes(RuleBasedStateMachine):
         if content:
             content[at % len(content)] ^= 1 << bit
         path.write_bytes(content)
+        self.is_damaged = True
         with crash_at(number):
             self._check(user, sorted(self.pages))
         self._start(user)

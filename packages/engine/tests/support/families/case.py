@@ -43,6 +43,7 @@ VISION: dict[str, dict[str, Any] | None] = {
     },
     "Qwen3VLMoe": {**_QWEN_VISION, "deepstack_visual_indexes": [], "num_position_embeddings": 16},
     "Qwen3_5": {**_QWEN_VISION, "num_position_embeddings": 16},
+    "Qwen3_5Moe": {**_QWEN_VISION, "num_position_embeddings": 16},
     "Qwen3VL": {**_QWEN_VISION, "deepstack_visual_indexes": [], "num_position_embeddings": 16},
 }
 """Fields of the models of images beside decoders."""

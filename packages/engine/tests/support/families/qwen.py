@@ -93,6 +93,13 @@ CASES = {
         norms_from_zero=True,
         extra={**_END, **_DELTA, "head_dim": 16, "linear_num_value_heads": 2},
     ),
+    "qwen3.5-vl-moe": Case(
+        kind="Qwen3_5Moe",
+        config="Qwen3_5MoeTextConfig",
+        is_inside=True,
+        norms_from_zero=True,
+        extra={**_END, **_EXPERTS, **_DELTA, "head_dim": 16, "shared_expert_intermediate_size": 40},
+    ),
     "qwen3.5-moe": Case(
         kind="Qwen3_5Moe",
         config="Qwen3_5MoeTextConfig",

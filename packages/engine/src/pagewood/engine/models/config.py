@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pagewood.engine.json_fields import Fields
 from pagewood.engine.models.families.family import Family
-from pagewood.engine.models.families.mixture import NUM_EXPERTS
 from pagewood.engine.models.families.registry import FAMILIES
 from pagewood.engine.models.fields.agreement import NUM_MTP_LAYERS, check_fields
 from pagewood.engine.models.fields.end_tokens import tokenizer_end
@@ -299,8 +298,7 @@ def _read(fields: Fields, generation: Fields, architecture: str, family: Family)
     fields = _text_fields(fields, family)
     if family.by_text_type:
         family = family.by_text_type.get(fields.text("model_type", ""), family)
-    if family.without_experts is not None and not any(fields.values.get(name) for name in NUM_EXPERTS):
-        family = family.without_experts
+    family = family.of_file(fields.values)
     check_method(fields)
     check_fields(fields, read=family.reads, ignored=family.ignores, usual=family.defaults)
     fields = _with_defaults(fields.renamed(family.field_names), family)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pagewood.engine.models.families.mixture import Mixture
+from pagewood.engine.models.families.mixture import NUM_EXPERTS, Mixture
 from pagewood.engine.models.families.stored_layout import StoredLayout
 from pagewood.engine.models.parts.layer import FrameConfig
 from pagewood.engine.models.parts.norm import NormConfig
@@ -129,6 +129,11 @@ class Family:
     frame: FrameConfig = field(default_factory=FrameConfig)
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
     """Values of fields that are absent."""
+
+    def of_file(self, values: Mapping[str, object]) -> Family:
+        """Return the family for a file with these fields: that without experts if the file has none."""
+        has_experts = any(values.get(name) for name in NUM_EXPERTS)
+        return self if has_experts or self.without_experts is None else self.without_experts
 
     @property
     def reads(self) -> frozenset[str]:

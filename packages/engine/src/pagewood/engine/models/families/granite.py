@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.families.mixture import Mixture
+from pagewood.engine.models.families.stored_layout import StoredLayout
 from pagewood.engine.models.parts.experts import ExpertNames
 from pagewood.engine.models.parts.layer import FrameConfig
 
@@ -39,7 +40,10 @@ _FOUR_DENSE = replace(
     field_names={"intermediate_size": "shared_intermediate_size"},
     recurrence="space",
     recurrent_name="mamba",
-    frame=FrameConfig(feed_forward="block_sparse_moe.shared_mlp"),
+    gate_is_fused=True,
+    stored=StoredLayout(
+        in_layer={"shared_mlp.input_linear": "mlp.gate_up_proj", "shared_mlp.output_linear": "mlp.down_proj"}
+    ),
     defaults=_DENSE.defaults,
 )
 """Granite 4 without experts."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
-import torch
 
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, Step, Weights
@@ -133,7 +132,7 @@ class GatedDelta(Generic[A]):
             key_dim=config.key_dim,
             value_dim=config.value_dim,
             corrects=True,
-            rate=-torch.exp(weights.exact(f"{prefix}A_log", heads)),
+            rate=-weights.exact(f"{prefix}A_log", heads).exp(),
             bias=weights.exact(f"{prefix}dt_bias", heads),
         )
         self._norm: Norm = read_norm(config.norm, weights, f"{prefix}norm", config.value_dim).folded()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from pagewood.engine.models.ops import A, Linear, Ops, Projection, Weights
 from pagewood.engine.models.stored.head_order import RowOrder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def read_linear(
@@ -70,6 +71,8 @@ def read_exact_linear(
         bias: `[out]`, in this order; None: zeros.
         order: of the rows; those that it does not name are not read.
     """
+    import torch  # configurations are read without it
+
     numbers = [weights.numbers(f"{prefix}{name}.weight", rows, inputs, order=order) for name, rows in parts]
     names = [(f"{prefix}{name}", rows) for name, rows in parts]
     projection = Projection(parts=names, inputs=inputs, order=order, has_bias=bias is not None)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
-import torch
 
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, Step, Weights
@@ -128,7 +127,7 @@ class StateSpace(Generic[A]):
             value_dim=config.head_dim,
             corrects=False,
             values_first=True,
-            rate=-torch.exp(weights.exact(f"{prefix}A_log", heads)),
+            rate=-weights.exact(f"{prefix}A_log", heads).exp(),
             bias=weights.exact(f"{prefix}dt_bias", heads),
             skip=weights.exact(f"{prefix}D", heads),
         )

@@ -168,6 +168,7 @@ def stored_layout(folder: Path) -> tuple[StoredLayout, int] | None:
     fields = Fields.from_file(file) if file.is_file() else Fields(str(file), {})
     for name in fields.texts("architectures") or ():
         family = FAMILIES.get(name)
+        family = None if family is None else family.of_file(fields.values)
         if family is not None and family.stored is not None:
             num_heads = read_size(fields.renamed(family.field_names), "num_attention_heads", "num_heads")
             return family.stored, num_heads
