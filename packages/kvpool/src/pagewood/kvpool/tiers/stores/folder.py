@@ -113,8 +113,9 @@ class SharedFolder:
         for page in pages:
             if page.nbytes != self._page_bytes:
                 raise ValueError(f"pages must have {self._page_bytes} bytes, got {page.nbytes}")
-        missing = [index for index, found in enumerate(self._segments.find(keys)) if found is None]
-        new: set[str] = set()
+        found = self._segments.find(keys)
+        missing = [index for index, page in enumerate(found) if page is None]
+        new = {page.name for page in found if page is not None}
         for start in range(0, len(missing), self._max_pages):
             indices = missing[start : start + self._max_pages]
             new.add(self._put_segment([keys[index] for index in indices], [pages[index] for index in indices]))
@@ -197,8 +198,7 @@ class SharedFolder:
         """Delete the least recently used segments if enough has been written since the last time.
 
         Args:
-            new: Names of segments just written. They go last of those with the same time: the clock of a file system
-                moves in ticks of some milliseconds, in which a whole folder may be written.
+            new: Names of segments with the pages just put, some of which may have been there before. They go last.
         """
         with self._lock:
             if self._num_untrimmed < self._num_bytes * _TRIM_SHARE:
@@ -220,7 +220,7 @@ class SharedFolder:
         if excess <= 0:
             return
         excess += int(self._num_bytes * _TRIM_SHARE)
-        for path, status in sorted(segments, key=lambda one: (one[1].st_mtime_ns, one[0].name in new, one[0].name)):
+        for path, status in sorted(segments, key=lambda one: (one[0].name in new, one[1].st_mtime_ns, one[0].name)):
             if excess <= 0:
                 return
             if path.parent == self._folder:
