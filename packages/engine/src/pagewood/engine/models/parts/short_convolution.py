@@ -12,12 +12,12 @@ from typing import Generic
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, Linear, Ops, Step, Weights
 from pagewood.engine.models.parts.linear import read_linear
-from pagewood.engine.models.shard import Shard
+from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, tail
 from pagewood.kvpool import PageArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShortConvolutionConfig:
+class ShortConvolutionConfig(RecurrentConfig):
     """The numbers of a short convolution.
 
     Raises:
@@ -34,29 +34,6 @@ class ShortConvolutionConfig:
     def __post_init__(self) -> None:
         check_size("hidden_size", self.size)
         check_width(self.width)
-
-    @property
-    def position_configs(self) -> tuple[()]:
-        """Nothing: it needs to know no positions."""
-        return ()
-
-    @property
-    def window(self) -> None:
-        """None: it has no keys that could be behind a window."""
-        return None
-
-    def for_length(self, length: int) -> ShortConvolutionConfig:
-        """Return itself."""
-        return self
-
-    def for_shard(self, shard: Shard) -> ShortConvolutionConfig:
-        """Return itself, for a model of one rank.
-
-        Raises:
-            ValueError: there are several ranks.
-        """
-        check_whole(shard)
-        return self
 
     @property
     def state(self) -> tuple[PageArray, ...]:
@@ -94,28 +71,3 @@ class ShortConvolution(Generic[A]):
         mixed = recurrence.convolve(values, 0, self._convolution, layer)
         mixed = ops.multiply_columns(mixed, parts, size)
         return self._output(mixed if wanted is None else ops.take(mixed, wanted))
-
-
-def tail(channels: int, width: int) -> PageArray:
-    """Return the state of a convolution: the last tokens that later ones read."""
-    return PageArray(name="tail", dtype="float32", shape=(width - 1, channels))
-
-
-def check_width(width: int) -> None:
-    """Check how many tokens a convolution reads.
-
-    Raises:
-        ValueError: they are too few or too many.
-    """
-    if not 2 <= width <= 16:
-        raise ValueError(f"the width of convolutions must be in [2, 16], got {width}")
-
-
-def check_whole(shard: Shard) -> None:
-    """Check that a recurrent layer is not divided.
-
-    Raises:
-        ValueError: there are several ranks.
-    """
-    if not shard.is_whole:
-        raise ValueError(f"tensor_parallel_size must be 1 for models with recurrent layers, got {shard.count}")

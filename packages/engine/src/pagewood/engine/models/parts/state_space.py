@@ -16,13 +16,12 @@ from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, Step, Weights
 from pagewood.engine.models.parts.linear import read_exact_linear, read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
-from pagewood.engine.models.parts.short_convolution import check_whole, check_width, tail
-from pagewood.engine.models.shard import Shard
+from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, tail
 from pagewood.kvpool import PageArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateSpaceConfig:
+class StateSpaceConfig(RecurrentConfig):
     """The numbers of a state space layer.
 
     Raises:
@@ -65,29 +64,6 @@ class StateSpaceConfig:
     def channels(self) -> int:
         """Elements of values, keys and queries of a token."""
         return self.value_size + 2 * self.num_groups * self.state_dim
-
-    @property
-    def position_configs(self) -> tuple[()]:
-        """Nothing: it needs to know no positions."""
-        return ()
-
-    @property
-    def window(self) -> None:
-        """None: it has no keys that could be behind a window."""
-        return None
-
-    def for_length(self, length: int) -> StateSpaceConfig:
-        """Return itself."""
-        return self
-
-    def for_shard(self, shard: Shard) -> StateSpaceConfig:
-        """Return itself, for a model of one rank.
-
-        Raises:
-            ValueError: there are several ranks.
-        """
-        check_whole(shard)
-        return self
 
     @property
     def state(self) -> tuple[PageArray, ...]:
