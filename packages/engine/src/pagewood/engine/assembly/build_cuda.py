@@ -81,7 +81,7 @@ class BuiltRunner:
     """Bytes of the part of a page that each rank has."""
     announces_pages: bool
     adapters: CUDAAdapters | None
-    """Of its projections; None: there are none."""
+    """The adapters of its projections; None: the runner has no adapters."""
 
 
 def build_cuda_engine(

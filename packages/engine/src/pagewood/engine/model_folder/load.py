@@ -229,7 +229,11 @@ def load_model(
         config = change(config)
     check_weights(folder, config, files=files)
     if config.other_parts:
-        _log.info("%s: only the text model is computed, and tensors of others are not read", folder)
+        _log.info(
+            "%s: only the text model is computed; tensors that begin with %s are not read",
+            folder,
+            ", ".join(config.other_parts),
+        )
     if _chooses_tokens(config):
         _log.info(
             "%s: attention sees all tokens, as the model does up to index_topk; its indexer is not read, and requests "

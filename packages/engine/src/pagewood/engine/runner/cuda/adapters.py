@@ -134,7 +134,7 @@ class CUDAAdapters:
         self._base = self._row_slots  # written by: begin
         self._narrowed = self._row_slots  # written by: begin, narrow
         self._arranged: dict[int, SlotRows] = {}
-        """Of the rows of the pass, by their number."""  # written by: begin, narrow; contents written by: rows
+        """The slots of the pass, by number of rows."""  # written by: begin, narrow; contents written by: rows
         self.is_used = True
         """Whether a row of the pass may have an adapter; in graphs any may."""  # written by: admit, runner
 
