@@ -33,7 +33,7 @@ from on_gpu.peer import Peer
 from on_gpu.record import Record, Row, markdown, write
 from on_gpu.steps import decode_bytes, decode_seconds, prefill_flops, prefill_seconds, shares_pages
 from on_gpu.subject import EXPERTS_30B, LATENTS_16B, LLAMA_8B, TINY, Plan, Subject, make_subject
-from pagewood.engine.assembly.build_cuda import open_cuda
+from pagewood.engine.assembly.cuda.build import open_cuda
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer

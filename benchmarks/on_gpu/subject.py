@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagewood.engine.assembly.build_cuda import cuda_ops
+from pagewood.engine.assembly.cuda.build import cuda_ops
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from unittest.mock import patch
 
-from pagewood.engine.assembly import cpu_rank
+from pagewood.engine.assembly.cpu import rank as cpu_rank
 from pagewood.engine.core.messages.arrays import Int32
 from speculation.engines import System
 

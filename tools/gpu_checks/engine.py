@@ -19,7 +19,7 @@ from gpu_checks.host import QUESTIONS, Failed, Host, difference, prompts
 from gpu_checks.numerics import FP8_KERNELS, compare_paths
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
-from pagewood.engine.assembly.build_cuda import build_on
+from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.load import load_model

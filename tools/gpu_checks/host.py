@@ -17,8 +17,9 @@ import torch
 
 from pagewood.engine import LLM
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.assembly import build_cuda, cuda_rank
-from pagewood.engine.assembly.build_cuda import open_cuda
+from pagewood.engine.assembly.cuda import build as build_cuda
+from pagewood.engine.assembly.cuda import rank as cuda_rank
+from pagewood.engine.assembly.cuda.build import open_cuda
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.ranks.group import Group

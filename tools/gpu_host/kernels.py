@@ -58,7 +58,7 @@ def compile_all(arch: str, models: Sequence[Path]) -> dict[str, Path]:
     from gpu_checks.numerics import FP8_KERNELS, KERNELS
     from on_gpu.subject import LLAMA_8B
     from pagewood.engine.api import EngineConfig
-    from pagewood.engine.assembly.build_cuda import kernel_needs
+    from pagewood.engine.assembly.cuda.build import kernel_needs
     from pagewood.engine.models.config import ModelConfig
     from pagewood.engine.runner.cuda.kernels.flashinfer_compile import kernel_specs
 

@@ -26,7 +26,7 @@ from families.case import Case, build
 from group_in_threads import ranks_are_threads
 from node_threads import following, over_nodes
 from pagewood.engine.api import LoadAdapter
-from pagewood.engine.assembly.build_cuda import build_on
+from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.runner.cuda.adapters import CUDAAdapters
 from seeded_faults import Edit, seed_fault, slow_ones
 from stand_ins import flashinfer_torch

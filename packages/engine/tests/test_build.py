@@ -84,7 +84,7 @@ def test_more_memory_than_is_available_is_an_error() -> None:
 
 
 def test_weights_that_do_not_fit_into_memory_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewood.engine.assembly.build_cpu.available_memory_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("pagewood.engine.assembly.cpu.build.available_memory_bytes", lambda: 1_000_000)
     with pytest.raises(ValueError, match=r"model must fit into the 0\.0 GB of memory .*, got 0\.0 GB of weights"):
         build(max_total_tokens=256)
 

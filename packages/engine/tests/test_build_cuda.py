@@ -23,8 +23,8 @@ import gguf_files
 import quantised_folders
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
-from pagewood.engine.assembly.build_cuda import build_cuda_engine, build_on, kernel_needs
-from pagewood.engine.assembly.lower_caches import TieredCaches
+from pagewood.engine.assembly.cuda.build import build_cuda_engine, build_on, kernel_needs
+from pagewood.engine.assembly.tiers.lower_caches import TieredCaches
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox

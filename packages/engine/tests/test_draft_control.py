@@ -8,8 +8,8 @@ import numpy as np
 
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.assemble import assemble
-from pagewood.engine.assembly.draft_control import draft_control
-from pagewood.engine.assembly.step_times import without_disturbances
+from pagewood.engine.assembly.steps.draft_control import draft_control
+from pagewood.engine.assembly.steps.step_times import without_disturbances
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox

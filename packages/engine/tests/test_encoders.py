@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModel
 
 from pagewood.engine import LLM
 from pagewood.engine.api import PoolingParams
-from pagewood.engine.assembly import encoder_options
+from pagewood.engine.assembly.cpu import encoders as encoder_options
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.families.registry import FAMILIES

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pagewood.engine.api import EngineConfig, FinishReason, Grammar, SamplingParams, Submit
-from pagewood.engine.assembly.build_cuda import build_on
+from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox

@@ -144,7 +144,7 @@ def test_a_mixture_that_does_not_fit_is_refused_before_anything_is_laid_out(
     def lays_out(*_: object, **__: object) -> None:
         raise AssertionError("weights must not be laid out")
 
-    monkeypatch.setattr("pagewood.engine.assembly.build_cpu.available_memory_bytes", lambda: 500_000)
+    monkeypatch.setattr("pagewood.engine.assembly.cpu.build.available_memory_bytes", lambda: 500_000)
     monkeypatch.setattr(CPUOps, "experts", lays_out)
     with pytest.raises(ValueError, match=r"model must fit into the 0\.0 GB of memory .*, got 0\.0 GB of weights"):
         build_engine(
@@ -186,7 +186,7 @@ def test_a_mixture_of_many_gigabytes_is_refused_with_its_numbers(
     def lays_out(*_: object, **__: object) -> None:
         raise AssertionError("weights must not be read")
 
-    monkeypatch.setattr("pagewood.engine.assembly.build_cpu.available_memory_bytes", lambda: 3_000_000_000)
+    monkeypatch.setattr("pagewood.engine.assembly.cpu.build.available_memory_bytes", lambda: 3_000_000_000)
     monkeypatch.setattr(CPUOps, "embedding", lays_out)
     monkeypatch.setattr(CPUOps, "experts", lays_out)
     sizes_of: dict[WeightFormat, str] = {"auto": f"{end / 1e9:.1f}", "float32": f"{end / 1e9 * 2:.1f}"}

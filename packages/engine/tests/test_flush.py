@@ -11,7 +11,7 @@ import pytest
 
 from pagewood.engine.api import EngineConfig, FinishReason, Flush, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
-from pagewood.engine.assembly.lower_caches import TieredCaches
+from pagewood.engine.assembly.tiers.lower_caches import TieredCaches
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending
 from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.links import MemoryInbox, MemoryOutbox

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pagewood.engine.assembly import framed_pages
-from pagewood.engine.assembly.framed_pages import FramedPages
+from pagewood.engine.assembly.tiers import framed_pages
+from pagewood.engine.assembly.tiers.framed_pages import FramedPages
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.kvpool import PageAllocator

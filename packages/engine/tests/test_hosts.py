@@ -24,7 +24,7 @@ from families.registry import DIVIDED
 from node_threads import THREE_PARTS, free_port
 from nodes import NodeProcess, Proxy
 from pagewood.engine.api import EngineConfig, SamplingParams
-from pagewood.engine.assembly.nodes import follow_node_0, gathered
+from pagewood.engine.assembly.ranks.nodes import follow_node_0, gathered
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.links import MemoryInbox, MemoryOutbox

@@ -18,7 +18,7 @@ from group_in_threads import ranks_are_threads
 from node_threads import following, free_port, over_nodes
 from nodes import NodeProcess
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.assembly import cuda_rank
+from pagewood.engine.assembly.cuda import rank as cuda_rank
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.offline.llm import LLM
 from ranked_engines import PROMPTS, generate_for, group_of, is_alive, mixed_sampling

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewood.engine.api import SamplingParams
-from pagewood.engine.assembly.build_cuda import cuda_ops
+from pagewood.engine.assembly.cuda.build import cuda_ops
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler

@@ -10,7 +10,7 @@ from threading import Event
 import numpy as np
 import pytest
 
-from pagewood.engine.assembly.late_store import LateStore
+from pagewood.engine.assembly.tiers.late_store import LateStore
 from pagewood.kvpool.tiers import DiskTier
 
 KEYS = [bytes([number]) * 32 for number in (1, 2)]

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from pagewood.engine.api import Delta, EngineConfig, SamplingParams, Submit
-from pagewood.engine.assembly.build_cuda import kernel_needs
+from pagewood.engine.assembly.cuda.build import kernel_needs
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox

@@ -16,7 +16,7 @@ import pytest
 
 from pagewood.engine import EngineConfig, SamplingParams
 from pagewood.engine.api import Abort, Delta, FinishReason, PoolingParams, RequestOptions, Submit
-from pagewood.engine.assembly.lower_caches import TieredCaches
+from pagewood.engine.assembly.tiers.lower_caches import TieredCaches
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.core.queue import publishing, waiting

@@ -31,7 +31,7 @@ from pagewood.engine.api import (
     SamplingParams,
     Submit,
 )
-from pagewood.engine.assembly.build_cuda import build_on
+from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine

@@ -11,7 +11,7 @@ import pytest
 
 from backwards import seed_backwards
 from pagewood.engine.api import EngineConfig, SamplingParams
-from pagewood.engine.assembly.cpu_rank import CPURank
+from pagewood.engine.assembly.cpu.rank import CPURank
 from pagewood.engine.core.loop import Runner, RunnerLostError
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.model_digest import ModelDigest

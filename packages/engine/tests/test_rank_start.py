@@ -15,7 +15,7 @@ import pytest
 
 from group_in_threads import ranks_are_threads
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.assembly import build_cpu
+from pagewood.engine.assembly.cpu import build as build_cpu
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.links import MemoryInbox, MemoryOutbox

@@ -243,7 +243,7 @@ def test_a_model_that_cannot_be_divided_is_refused_before_a_process_is_started()
 
 
 def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewood.engine.assembly.nodes.num_cores", lambda: 1)
+    monkeypatch.setattr("pagewood.engine.assembly.ranks.nodes.num_cores", lambda: 1)
     with pytest.raises(ValueError, match="tensor_parallel_size must be at most the 1 cores"):
         LLM(tensor_parallel_size=2)
 

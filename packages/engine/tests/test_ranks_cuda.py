@@ -23,8 +23,9 @@ from families.case import build
 from families.registry import CASES
 from group_in_threads import ranks_are_threads
 from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingParams
-from pagewood.engine.assembly import build_cuda, cuda_rank
-from pagewood.engine.assembly.build_cuda import build_on
+from pagewood.engine.assembly.cuda import build as build_cuda
+from pagewood.engine.assembly.cuda import rank as cuda_rank
+from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.offline.calls import EngineFailedError

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pagewood.engine.assembly.framed_pages import FramedPages
+from pagewood.engine.assembly.tiers.framed_pages import FramedPages
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.memory import kv, page_groups
 from pagewood.engine.core.memory.page_groups import PageGroups

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine import EngineConfig, SamplingParams
 from pagewood.engine.api import Submit
-from pagewood.engine.assembly.lower_caches import TieredCaches
+from pagewood.engine.assembly.tiers.lower_caches import TieredCaches
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.core.memory.divided_kv import DividedKV, PageRange

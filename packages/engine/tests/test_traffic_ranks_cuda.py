@@ -12,7 +12,7 @@ from families.case import build
 from families.registry import CASES
 from group_in_threads import ranks_are_threads
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.assembly.build_cuda import build_on
+from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from random_traffic import check_alike

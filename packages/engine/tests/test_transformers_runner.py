@@ -22,7 +22,7 @@ from families.ropes import rope
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, FinishReason, Grammar, Submit
 from pagewood.engine.assembly.available_memory import available_memory_bytes
-from pagewood.engine.assembly.build_transformers import build_transformers_engine
+from pagewood.engine.assembly.transformers.build import build_transformers_engine
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import Delta, EngineConfig, Grammar, SamplingParams, Submit, TokenLogprob
 from pagewood.engine.assemble import assemble
-from pagewood.engine.assembly.build_cuda import cuda_ops
+from pagewood.engine.assembly.cuda.build import cuda_ops
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.sampling_table import SamplingArrays

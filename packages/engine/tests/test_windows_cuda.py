@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from pagewood.engine.api import EngineConfig, SamplingParams, Submit
-from pagewood.engine.assembly.build_cuda import build_on
+from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox

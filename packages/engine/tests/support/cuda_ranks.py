@@ -10,8 +10,9 @@ import pytest
 
 from asked_twice import PROMPTS, outputs
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.assembly import build_cuda, cuda_rank
-from pagewood.engine.assembly.build_cuda import build_on
+from pagewood.engine.assembly.cuda import build as build_cuda
+from pagewood.engine.assembly.cuda import rank as cuda_rank
+from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.ranks.group import Group
 from stand_ins import flashinfer_torch

@@ -13,7 +13,7 @@ import threading
 import msgspec
 
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.assembly.nodes import follow_node_0
+from pagewood.engine.assembly.ranks.nodes import follow_node_0
 from pagewood.engine.runner.ranks.group import spawn
 from stand_ins.cuda_rank import spawn as stand_in_spawn
 

@@ -12,7 +12,8 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from pagewood.engine.assembly import build_cpu, cuda_rank
+from pagewood.engine.assembly.cpu import build as build_cpu
+from pagewood.engine.assembly.cuda import rank as cuda_rank
 from pagewood.engine.assembly.rank_process import serve
 from pagewood.engine.runner.ranks.group import Group, RankProcess
 from pagewood.engine.runner.ranks.link import Link

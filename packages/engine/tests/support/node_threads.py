@@ -11,7 +11,7 @@ from dataclasses import replace
 from families.case import Case
 from group_in_threads import ThreadOfRank
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.assembly.nodes import follow_node_0
+from pagewood.engine.assembly.ranks.nodes import follow_node_0
 from pagewood.engine.runner.cpu.compiled.exchange import count_step, wait_for_all
 from pagewood.engine.runner.cpu.compiled.hand_over import count, wait_for_count
 from pagewood.engine.runner.ranks.group import RankProcess

@@ -28,7 +28,7 @@ from pagewood.engine.api import (
     Submit,
     TokenLogprob,
 )
-from pagewood.engine.assembly import build_cpu
+from pagewood.engine.assembly.cpu import build as build_cpu
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending
 from pagewood.engine.core.request import Request

@@ -10,9 +10,9 @@ from dataclasses import fields, replace
 from functools import partial
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox
-from pagewood.engine.assembly.measured_steps import MeasuredChunk, StepForecast
 from pagewood.engine.assembly.policies import ChosenPolicies, Policies, chosen
-from pagewood.engine.assembly.stream_interval import IntervalOutbox
+from pagewood.engine.assembly.steps.measured_steps import MeasuredChunk, StepForecast
+from pagewood.engine.assembly.steps.stream_interval import IntervalOutbox
 from pagewood.engine.assembly.subjects import SUBJECTS
 from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.core.intake import Intake

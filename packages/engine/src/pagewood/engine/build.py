@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
-from pagewood.engine.assembly.build_cpu import build_cpu_engine
-from pagewood.engine.assembly.build_cuda import build_cuda_engine
-from pagewood.engine.assembly.model_choice import reason_for_transformers
+from pagewood.engine.assembly.cpu.build import build_cpu_engine
+from pagewood.engine.assembly.cuda.build import build_cuda_engine
+from pagewood.engine.assembly.transformers.choice import reason_for_transformers
 from pagewood.engine.core.loop import Engine
 
 
@@ -31,7 +31,7 @@ def build_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, progress
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             if (size := getattr(config, name)) > 1:
                 raise ValueError(f"{name} must be 1 for a model that transformers computes ({reason}), got {size}")
-        from pagewood.engine.assembly.build_transformers import build_transformers_engine  # imports transformers
+        from pagewood.engine.assembly.transformers.build import build_transformers_engine  # imports transformers
 
         return build_transformers_engine(config, reason, inbox=inbox, outbox=outbox, progress=progress)
     build = build_cuda_engine if config.device == "cuda" else build_cpu_engine

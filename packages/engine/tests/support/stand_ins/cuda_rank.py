@@ -16,7 +16,8 @@ if __name__ == "__main__":
 
 import torch
 
-from pagewood.engine.assembly import build_cuda, rank_process
+from pagewood.engine.assembly import rank_process
+from pagewood.engine.assembly.cuda import build as build_cuda
 from pagewood.engine.runner.ranks import following
 from pagewood.engine.runner.ranks.group import RankProcess
 from stand_ins import flashinfer_torch

@@ -23,7 +23,7 @@ def run_node(config: EngineConfig) -> int:
     }
     register_dump()
     _log.info("node %d of %d has no HTTP: the server is on node 0", config.node_rank, config.nnodes)
-    from pagewood.engine.assembly.nodes import follow_node_0  # takes seconds
+    from pagewood.engine.assembly.ranks.nodes import follow_node_0  # takes seconds
 
     try:
         follow_node_0(config, has_stopped=has_stopped.is_set)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.available_memory import available_memory_bytes
-from pagewood.engine.assembly.model_choice import reason_for_transformers
+from pagewood.engine.assembly.transformers.choice import reason_for_transformers
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
@@ -276,7 +276,7 @@ def _cpu_runner(folder: Path, max_length: int, num_pages: int, *, dtype: Number)
 
 
 def _cuda_runner(folder: Path, max_length: int, *, dtype: Number) -> Any:
-    from pagewood.engine.assembly.build_cuda import build_cuda_runner, kernel_needs, open_cuda
+    from pagewood.engine.assembly.cuda.build import build_cuda_runner, kernel_needs, open_cuda
     from pagewood.engine.runner.cuda.kernels.flashinfer_compile import compile_kernels
 
     if dtype == "float32":

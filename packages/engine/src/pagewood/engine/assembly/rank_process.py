@@ -150,15 +150,15 @@ def _runner(
         talk(Doing(what=what, done=done, total=total))
 
     if begin.port is not None:
-        from pagewood.engine.assembly.cuda_rank import follower
+        from pagewood.engine.assembly.cuda.rank import follower
 
         runner, adapters = follower(begin, memory, segment, talk, progress)
         return runner, None, None, adapters
 
-    from pagewood.engine.assembly.cpu_rank import CPURank
-    from pagewood.engine.assembly.cpu_weights import CPUWeights
+    from pagewood.engine.assembly.cpu.rank import CPURank
+    from pagewood.engine.assembly.cpu.weights import CPUWeights
     from pagewood.engine.assembly.named_processors import load_processors
-    from pagewood.engine.assembly.stage_place import StagePlace
+    from pagewood.engine.assembly.ranks.stage_place import StagePlace
     from pagewood.engine.model_folder.folder import model_folder
     from pagewood.engine.model_folder.model_digest import ModelDigest
     from pagewood.engine.models.config import ModelConfig
@@ -210,7 +210,7 @@ def _runner(
     runner = rank.make_runner(max_length=sizes.max_length, processors=processors, watch=watch, place=place)
     pages = None
     if config.host_cache_gb is not None and begin.kv_memory is None:
-        from pagewood.engine.assembly.lower_caches import followed_pages
+        from pagewood.engine.assembly.tiers.lower_caches import followed_pages
         from pagewood.engine.runner.ranks.ranked_pages import HostPart
 
         assert rank.memory is not None

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assemble import assemble
-from pagewood.engine.assembly.draft_control import draft_control
+from pagewood.engine.assembly.steps.draft_control import draft_control
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
 from pagewood.engine.core.masks.constrain import Compiler
 from pagewood.engine.core.memory.divided_kv import AnyKV

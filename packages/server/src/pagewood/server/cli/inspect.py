@@ -13,7 +13,7 @@ from pagewood.engine.api import ActivationFormat, EngineConfig, WeightFormat
 if TYPE_CHECKING:
     from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
-    from pagewood.engine.assembly.transformers_inspection import TransformersInspection
+    from pagewood.engine.assembly.transformers.inspection import TransformersInspection
     from pagewood.engine.model_folder.inspection import Inspection, TokenizerSummary
     from pagewood.engine.models.config import ModelConfig
     from pagewood.engine.models.parts.choice import WithPages
@@ -68,12 +68,12 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: `transformers` computes the model, and errors from rounding are wanted.
     """
-    from pagewood.engine.assembly.model_choice import reason_for_transformers
+    from pagewood.engine.assembly.transformers.choice import reason_for_transformers
     from pagewood.engine.model_folder.inspection import inspect_model  # imports torch, which takes seconds
 
     reason = reason_for_transformers(EngineConfig(model=options.model))
     if reason is not None:
-        from pagewood.engine.assembly.transformers_inspection import inspect_with_transformers
+        from pagewood.engine.assembly.transformers.inspection import inspect_with_transformers
 
         if options.weights is not None:
             raise ValueError(f"weights must be absent for a model that transformers computes, got {options.weights}")

@@ -14,7 +14,7 @@ batch-invariant mode no order of summation depends on the other tokens of a step
 
 So a token has the same logits whether it is decoded or prefilled, alone or with others, in a graph or not, for any
 chunks, and after a cache hit. This does not hold beyond a sliding window, because the kernel starts to add where the
-window of the first query of a tile begins (`build_cuda.kernel_needs` refuses such lengths).
+window of the first query of a tile begins (`assembly.cuda.build.kernel_needs` refuses such lengths).
 
 Source: "Defeating Nondeterminism in LLM Inference" (Thinking Machines Lab, 2025); the tile rule is that of
 `FA2DetermineCtaTileQ` and `PrefillSplitQOKVIndptr` in flashinfer-python 0.7.2.

@@ -11,19 +11,19 @@ from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.assembly.adapter_pool import adapter_pool
 from pagewood.engine.assembly.available_memory import available_memory_bytes
-from pagewood.engine.assembly.cpu_rank import CPURank
-from pagewood.engine.assembly.cpu_weights import CPUWeights, why_awake, why_fixed
-from pagewood.engine.assembly.draft_control import draft_control, measure_cost
-from pagewood.engine.assembly.encoder_options import for_encoder
-from pagewood.engine.assembly.expert_options import expert_change
+from pagewood.engine.assembly.cpu.encoders import for_encoder
+from pagewood.engine.assembly.cpu.rank import CPURank
+from pagewood.engine.assembly.cpu.states import state_sizes
+from pagewood.engine.assembly.cpu.weights import CPUWeights, why_awake, why_fixed
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
-from pagewood.engine.assembly.host_states import state_sizes
-from pagewood.engine.assembly.lower_caches import Frames, tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
-from pagewood.engine.assembly.nodes import gathered, threads_of_node
 from pagewood.engine.assembly.policies import Policies, chosen
-from pagewood.engine.assembly.stage_cuts import stage_cuts
-from pagewood.engine.assembly.stage_place import StagePlace
+from pagewood.engine.assembly.ranks.expert_options import expert_change
+from pagewood.engine.assembly.ranks.nodes import gathered, threads_of_node
+from pagewood.engine.assembly.ranks.stage_cuts import stage_cuts
+from pagewood.engine.assembly.ranks.stage_place import StagePlace
+from pagewood.engine.assembly.steps.draft_control import draft_control, measure_cost
+from pagewood.engine.assembly.tiers.lower_caches import Frames, tiered_cache
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.page_groups import PageGroups

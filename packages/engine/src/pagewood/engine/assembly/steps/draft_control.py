@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.assembly.step_times import measure_draft_times, measure_step_times
+from pagewood.engine.assembly.steps.step_times import measure_draft_times, measure_step_times
 from pagewood.engine.core.loop import EngineInfo, Runner
 from pagewood.engine.core.request import Request
 from pagewood.schedpolicy import DraftControl, DraftCost, StepCost, WeightByUrgency

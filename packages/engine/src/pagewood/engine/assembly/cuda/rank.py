@@ -19,9 +19,9 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.assembly.adapter_source import AdapterFolders
-from pagewood.engine.assembly.expert_options import expert_change
-from pagewood.engine.assembly.lower_caches import WholePages, check_available, num_images
-from pagewood.engine.assembly.nodes import gathered
+from pagewood.engine.assembly.ranks.expert_options import expert_change
+from pagewood.engine.assembly.ranks.nodes import gathered
+from pagewood.engine.assembly.tiers.lower_caches import WholePages, check_available, num_images
 from pagewood.engine.core.loop import Runner, RunnerLostError
 from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.model_folder.folder import model_folder
@@ -359,7 +359,7 @@ def follower(
         say: sends messages to rank 0.
         progress: gets reports.
     """
-    from pagewood.engine.assembly import build_cuda
+    from pagewood.engine.assembly.cuda import build as build_cuda
     from pagewood.engine.assembly.named_processors import load_processors
 
     assert begin.port is not None

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, Refusal
-from pagewood.engine.assembly.cpu_rank import CPURank
+from pagewood.engine.assembly.cpu.rank import CPURank
 from pagewood.engine.core.weights import ReadWeights
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.stored.updated_tensors import LooseFiles, MemoryFiles, UpdatedTensors, checksums

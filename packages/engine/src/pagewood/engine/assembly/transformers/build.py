@@ -14,12 +14,12 @@ import torch
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.available_memory import available_memory_bytes
-from pagewood.engine.assembly.device_budget import MIB, Budget, largest_batch, largest_verification
-from pagewood.engine.assembly.draft_control import draft_control, measure_cost
+from pagewood.engine.assembly.cuda.device_budget import MIB, Budget, largest_batch, largest_verification
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.host_pages import host_pages
-from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
+from pagewood.engine.assembly.steps.draft_control import draft_control, measure_cost
+from pagewood.engine.assembly.tiers.lower_caches import tiered_cache
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.model_digest import ModelDigest

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from pagewood.engine.api import EngineConfig, Progress
-from pagewood.engine.assembly.expert_options import expert_change, expert_rows
+from pagewood.engine.assembly.cpu.states import StateSizes, state_sizes
 from pagewood.engine.assembly.host_pages import host_pages
-from pagewood.engine.assembly.host_states import StateSizes, state_sizes
-from pagewood.engine.assembly.stage_place import StagePlace
+from pagewood.engine.assembly.ranks.expert_options import expert_change, expert_rows
+from pagewood.engine.assembly.ranks.stage_place import StagePlace
 from pagewood.engine.core.loop import Runner
 from pagewood.engine.core.memory.page_groups import most_pages
 from pagewood.engine.core.observe.expert_load import ExpertRows

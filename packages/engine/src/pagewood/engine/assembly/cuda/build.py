@@ -21,16 +21,16 @@ from torch.nn import functional
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.adapter_pool import adapter_pool
-from pagewood.engine.assembly.cuda_rank import CUDARank, CUDARanks, started_ranks, use_device
-from pagewood.engine.assembly.device_budget import MIB, Budget, largest_batch, largest_verification
-from pagewood.engine.assembly.draft_control import draft_control, measure_cost
-from pagewood.engine.assembly.drafter_cuda import LoadedDrafter, drafter_needs, drafter_of
-from pagewood.engine.assembly.expert_options import expert_change
+from pagewood.engine.assembly.cuda.device_budget import MIB, Budget, largest_batch, largest_verification
+from pagewood.engine.assembly.cuda.drafter import LoadedDrafter, drafter_needs, drafter_of
+from pagewood.engine.assembly.cuda.rank import CUDARank, CUDARanks, started_ranks, use_device
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
-from pagewood.engine.assembly.lower_caches import tiered_cache
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.assembly.policies import Policies, chosen
-from pagewood.engine.assembly.stage_cuts import stage_cuts
+from pagewood.engine.assembly.ranks.expert_options import expert_change
+from pagewood.engine.assembly.ranks.stage_cuts import stage_cuts
+from pagewood.engine.assembly.steps.draft_control import draft_control, measure_cost
+from pagewood.engine.assembly.tiers.lower_caches import tiered_cache
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.memory.page_groups import longest_request, most_pages
 from pagewood.engine.model_folder.folder import model_folder, model_name

@@ -12,7 +12,7 @@ import msgspec
 
 from pagewood.engine import __version__
 from pagewood.engine.api import EngineConfig, Progress
-from pagewood.engine.assembly.expert_options import expert_change
+from pagewood.engine.assembly.ranks.expert_options import expert_change
 from pagewood.engine.model_folder.folder import find_drafter, model_folder
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig

@@ -11,8 +11,8 @@ from pathlib import Path
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assemble import radix_cache
 from pagewood.engine.assembly.available_memory import available_memory_bytes
-from pagewood.engine.assembly.framed_pages import FramedPages, image_bytes
-from pagewood.engine.assembly.late_store import LateStore
+from pagewood.engine.assembly.tiers.framed_pages import FramedPages, image_bytes
+from pagewood.engine.assembly.tiers.late_store import LateStore
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.runner.ranks.messages import FromRank, StoreName

@@ -1,0 +1,1 @@
+"""Engines on a CPU, and what a rank on a CPU is made of."""

@@ -1,0 +1,1 @@
+"""How a model is divided among ranks, stages and nodes."""

@@ -1,0 +1,1 @@
+"""The caches below that of the engine: host memory, disk, a shared store."""

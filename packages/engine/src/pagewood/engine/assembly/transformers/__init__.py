@@ -1,0 +1,1 @@
+"""Engines whose model `transformers` computes, and which models these are."""
