@@ -5,6 +5,7 @@ slowly is in both kinds of turns. Prints percentiles of the time to the first to
 of each, and how many lines of batches were answered meanwhile. Run it on a quiet machine:
 
     python benchmarks/batch_cost.py --rate 1 --seconds 30 --rounds 5
+    python benchmarks/batch_cost.py --large --rate 0.3        # a model of 110M random weights, as `models_on_demand.py`
 
 With a server of your own: `--url`, started with `--batch-store`.
 """
@@ -22,10 +23,13 @@ import sys
 import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import httpx
+
+from end_to_end.model import FULL, write_served
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 WARM_UP_S = 2.0
@@ -142,9 +146,13 @@ def server(options: argparse.Namespace) -> Generator[str]:
     if options.url is not None:
         yield options.url
         return
-    with tempfile.TemporaryDirectory() as store:
+    with tempfile.TemporaryDirectory() as folder:
+        store, model = Path(folder) / "store", Path(folder) / "model"
+        if options.large:
+            write_served(FULL, model, seed=0)
+            options.options += ["--model", str(model)]
         command = [sys.executable, "-m", "pagewood.server", "serve", "--port", "0", "--log-level", "warning"]
-        command += ["--batch-store", store, "--batch-lines-beside", str(options.beside), *options.options]
+        command += ["--batch-store", str(store), "--batch-lines-beside", str(options.beside), *options.options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         try:
@@ -162,6 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="of a server that runs (default: one is started, with the embedded model)")
     parser.add_argument("--key", help="API key of that server")
+    parser.add_argument("--large", action="store_true", help="start it with a model of 110M random weights")
     parser.add_argument("--rate", type=float, default=1.0, help="requests per second (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=100, help="of an answer (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=25.0, help="of a turn (default: %(default)s)")

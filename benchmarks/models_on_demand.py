@@ -14,20 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from end_to_end.model import FULL, QUICK, ModelShape, write_model
-from pagewood.engine.model_folder.folder import model_folder
+from end_to_end.model import FULL, QUICK, ModelShape, write_served
 
 NAMES = ("a", "b")
 LIMIT_S = 300.0
@@ -113,12 +110,8 @@ def into_a_free_place(server: Server, num_rounds: int) -> dict[str, list[float]]
 
 def _write(folder: Path, shape: ModelShape) -> float:
     """Write both models, with the tokenizer of the embedded one; return the size of one in units of 1e9 bytes."""
-    embedded = model_folder(None)
-    vocab_size = json.loads((embedded / "config.json").read_text())["vocab_size"]
     for seed, name in enumerate(NAMES):
-        write_model(replace(shape, vocab_size=vocab_size), folder / name, seed=seed)
-        for path in embedded.glob("tokenizer*"):
-            shutil.copy(path, folder / name)
+        write_served(shape, folder / name, seed=seed)
     return sum(path.stat().st_size for path in (folder / NAMES[0]).glob("*.safetensors")) / 1e9
 
 

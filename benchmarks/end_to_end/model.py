@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from pagewood.engine.model_folder.folder import model_folder
 
 BYTES_PER_VALUE = 4
 
@@ -110,3 +114,12 @@ def write_model(shape: ModelShape, folder: Path, *, seed: int, dtype: str = "flo
     )
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def write_served(shape: ModelShape, folder: Path, *, seed: int) -> None:
+    """Write a model that can be served: with the tokenizer, and so the vocabulary, of the embedded model."""
+    embedded = model_folder(None)
+    vocab_size = json.loads((embedded / "config.json").read_text())["vocab_size"]
+    write_model(replace(shape, vocab_size=vocab_size), folder, seed=seed)
+    for path in embedded.glob("tokenizer*"):
+        shutil.copy(path, folder)

@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
+from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.memory import layer_groups
+from pagewood.kvpool import PageAllocator
 from real_configs import REAL
 
 
@@ -130,3 +133,24 @@ def test_a_wrong_field_is_named(name: str, field: str, value: object, rule: str,
 def test_what_contradicts_is_refused(name: str, change: dict[str, Any], rule: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rule):
         read(tmp_path, changed(name, **change))
+
+
+def windows_of_docs() -> list[tuple[str, ...]]:
+    """Return the rows of the table of memory with windows in the documentation."""
+    text = (Path(__file__).parents[3] / "docs" / "engine" / "models.md").read_text()
+    return re.findall(
+        r"^\| (.+?) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", text.partition("windows given back")[2], re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("row", windows_of_docs(), ids=lambda row: row[0])
+def test_the_documentation_has_the_memory_of_a_long_prompt(row: tuple[str, ...], tmp_path: Path) -> None:
+    name, window, whole_gb, gb = row
+    config, num_pages = read(tmp_path, REAL[name].values), 32_768 // 16
+    windows = layer_groups([layer.mixer for layer in config.layers], max_length=32_768).windows
+    frames, ids = PageAllocator(num_pages * len(windows)), PageAllocator(num_pages)
+    groups = PageGroups(windows, frames=frames, ids=ids, page_size=16, num_ahead=2048)
+    page_gb = 16 * REAL[name].token_bytes / 1e9
+    assert windows[-1] == int(window)
+    assert f"{page_gb * num_pages:.2f}" == whole_gb
+    assert f"{page_gb * groups.num_needed(num_pages):.2f}" == gb

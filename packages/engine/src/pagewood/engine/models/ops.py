@@ -527,7 +527,9 @@ class Ops(Protocol[A]):
 class Attention(Protocol[A]):
     """Attention of one step. It knows the request and the position of each of the T tokens."""
 
-    def run(self, q: A, k: A | None, v: A | None, layer: int, sinks: Tensor | None = None) -> A:
+    def run(
+        self, q: A, k: A | None, v: A | None, layer: int, sinks: Tensor | None = None, biases: Tensor | None = None
+    ) -> A:
         """Store `k` and `v` `[T, K]` in the KV memory of `layer`, and return the attention `[T, Q]` of `q` `[T, Q]`.
 
         In a layer of latents `v` is None, because latents `k` `[T, C + R]` are keys, and their first C elements values.
@@ -540,6 +542,7 @@ class Attention(Protocol[A]):
             v: values of the same tokens.
             layer: number of its memory; its numbers, such as a window or a soft cap, are known for it.
             sinks: `[heads]`, a score of each query head that takes its share of the softmax, but has no value.
+            biases: `[heads, NUM_DISTANCES]`, added to scores by the distance of their key; see `parts.distances`.
         """
         ...
 

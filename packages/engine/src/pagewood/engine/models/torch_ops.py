@@ -36,6 +36,7 @@ from pagewood.engine.models.ops import (
 )
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.choice import AnyMixer
+from pagewood.engine.models.parts.distances import MOST_DISTANCE
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
@@ -389,7 +390,15 @@ class WholeTexts:
         self._memory: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values of layers whose memory others read, by number."""  # written by: run
 
-    def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        layer: int,
+        sinks: Tensor | None = None,
+        biases: Tensor | None = None,
+    ) -> Tensor:
         """Return the attention `[B * L, Q]` of `q` `[B * L, Q]` over `k` and `v` `[B * L, K]`, or over latents `k`."""
         config, length = self._layers[layer], self._length
         if isinstance(config, LatentAttentionConfig):
@@ -411,7 +420,12 @@ class WholeTexts:
             seen = (other <= own) & in_window
         shapes = (x.view(-1, length, x.shape[1] // config.head_dim, config.head_dim).transpose(1, 2) for x in (q, k, v))
         queries, keys, values = shapes
-        if config.soft_cap is None and sinks is None:
+        if biases is not None:
+            ahead = (other - own).clamp(-MOST_DISTANCE, MOST_DISTANCE) + MOST_DISTANCE
+            attended = functional.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=biases[:, ahead], scale=config.scale, enable_gqa=True
+            )
+        elif config.soft_cap is None and sinks is None:
             attended = functional.scaled_dot_product_attention(
                 queries, keys, values, attn_mask=seen, scale=config.scale, enable_gqa=True
             )

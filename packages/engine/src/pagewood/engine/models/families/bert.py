@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and XLM-RoBERTa, DistilBERT and Nomic's BERT: encoders with norms of sums."""
+"""BERT, RoBERTa and XLM-RoBERTa, DistilBERT, MPNet and Nomic's BERT: encoders with norms of sums."""
 
 from __future__ import annotations
 
@@ -93,6 +93,29 @@ _DISTILBERT = Family(
     ),
     defaults={"hidden_act": "gelu", "tie_word_embeddings": True},
 )  # fmt: skip
+_MPNET = replace(
+    _bert("mpnet.", positions_follow_padding=True),
+    has_distances=True,
+    knows=frozenset({"relative_attention_num_buckets"}),
+    stored=StoredLayout(
+        prefix="mpnet.",
+        layers="encoder.layer",
+        outside={
+            "embeddings.word_embeddings": "model.embed_tokens",
+            "embeddings.position_embeddings": "model.embed_positions",
+            "embeddings.LayerNorm": "model.embed_norm", "encoder.relative_attention_bias": "model.distances",
+        },
+        in_layer={
+            "attention.attn.q": "self_attn.q_proj", "attention.attn.k": "self_attn.k_proj",
+            "attention.attn.v": "self_attn.v_proj", "attention.attn.o": "self_attn.o_proj",
+            "attention.LayerNorm": "post_attention_layernorm", "intermediate.dense": "mlp.up_proj",
+            "output.dense": "mlp.down_proj", "output.LayerNorm": "post_feedforward_layernorm",
+        },
+        unneeded=(".position_ids",),
+        unneeded_parts=("pooler.", "lm_head.", "classifier."),
+    ),
+    defaults={"hidden_act": "gelu", "tie_word_embeddings": True},
+)  # fmt: skip
 _NOMIC = Family(
     qkv_bias=None,
     output_bias=None,
@@ -136,6 +159,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "DistilBertForMaskedLM": _DISTILBERT,
         "DistilBertForSequenceClassification": _DISTILBERT,
         "DistilBertModel": _DISTILBERT,
+        "MPNetForMaskedLM": _MPNET,
+        "MPNetForSequenceClassification": _MPNET,
+        "MPNetModel": _MPNET,
         "NomicBertModel": _NOMIC,
         "RobertaForMaskedLM": _ROBERTA,
         "RobertaForSequenceClassification": _ROBERTA,

@@ -79,6 +79,8 @@ class Family:
     """With `has_local_rope`: the field with the base of layers with a window."""
     has_sinks: bool = False
     """Whether every query head has a score without a value in its softmax."""
+    has_distances: bool = False
+    """See `AttentionConfig`."""
     scale_field: str | None = None
     """Field whose inverse square root is the scale of the attention; None: the size of a head."""
     field_names: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -12,6 +12,7 @@ from pagewood.engine.models.fields.rope import local_ropes, read_rope, read_temp
 from pagewood.engine.models.fields.rotated import read_rotated
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.distances import NUM_BUCKETS
 from pagewood.engine.models.parts.norm import NormConfig
 
 
@@ -33,6 +34,8 @@ def read_attention(
     if family.is_encoder:
         must_be(fields, "is_decoder", False)
         must_be(fields, "use_bidirectional_attention", True)
+    if family.has_distances:
+        must_be(fields, "relative_attention_num_buckets", NUM_BUCKETS)
     num_heads = read_size(fields, "num_attention_heads", "num_heads")
     head_dim = read_size(fields, "head_dim", "head_dim", _even_share(fields, hidden_size, num_heads))
     views = local_ropes(fields, family) if family.has_local_rope else (fields, fields)
@@ -66,6 +69,7 @@ def read_attention(
             sinks=family.has_sinks,
             has_output_gate=family.has_output_gate,
             sees_later=family.is_encoder,
+            has_distances=family.has_distances,
             reach=window if family.is_encoder else None,
         )
         for window, is_rotated in zip(windows, read_rotated(fields, family, windows), strict=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, HeadSplit, Linear, Norm, Ops, Step, Weights
+from pagewood.engine.models.parts.distances import NUM_BUCKETS, distance_biases
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 from pagewood.engine.models.parts.rope import PositionConfig, RopeConfig, TemperatureConfig
@@ -21,6 +22,8 @@ from pagewood.engine.models.stored.head_order import RowOrder, head_order, in_he
 from pagewood.kvpool import MultiHeadLayout
 
 Order = Literal["NHD", "HND"]
+DISTANCES = "model.distances.weight"
+"""The table of what is added because of distances, which all layers share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ class AttentionConfig:
     lies below that of the head's queries."""
     sees_later: bool = False
     """Whether a token sees later positions, too, so that its whole text must be computed in one step."""
+    has_distances: bool = False
+    """With `sees_later`: whether something is added to scores because of distances; see `parts.distances`."""
     reach: int | None = None
     """With `sees_later`: how far it sees on both sides, positions; None: the whole text."""
 
@@ -101,6 +106,8 @@ class AttentionConfig:
             raise ValueError("is_chunked must be False without window, got True")
         if self.sees_later and (self.window is not None or self.sinks or self.source is not None):
             raise ValueError("window, sinks and source must be absent where tokens see later ones")
+        if self.has_distances and (not self.sees_later or self.soft_cap is not None):
+            raise ValueError("has_distances must be False with soft_cap, and where tokens see no later ones, got True")
         if self.reach is not None and (not self.sees_later or self.reach < 1):
             raise ValueError(f"reach must be >= 1 where tokens see later ones, and None elsewhere, got {self.reach}")
         if self.soft_cap is not None and not 0 < self.soft_cap < 1e6:
@@ -166,7 +173,7 @@ class AttentionConfig:
 class SelfAttention(Generic[A]):
     """An attention with its parameters."""
 
-    __slots__ = ("_config", "_gate", "_ops", "_output", "_qkv", "_sinks", "_split", "_value_norm")
+    __slots__ = ("_biases", "_config", "_gate", "_ops", "_output", "_qkv", "_sinks", "_split", "_value_norm")
 
     def __init__(
         self,
@@ -226,6 +233,10 @@ class SelfAttention(Generic[A]):
         if config.sinks:
             order = None if shard.is_whole else np.asarray(heads[0])
             self._sinks = weights.stack([(f"{prefix}sinks", config.num_heads)], order=order)
+        self._biases = None
+        if config.has_distances:
+            table = weights.stack([(DISTANCES, NUM_BUCKETS)], config.num_heads)
+            self._biases = distance_biases(table[:, heads[0].start : heads[0].stop])
         self._output: Linear[A] = read_linear(
             weights,
             ops,
@@ -249,7 +260,7 @@ class SelfAttention(Generic[A]):
             v = ops.norm_heads(v, self._value_norm, config.head_dim)
         if config.temperature is not None:
             q = ops.scale_rows(q, step.rotations[config.temperature])
-        attended = step.attention.run(q, k, v, layer, self._sinks)
+        attended = step.attention.run(q, k, v, layer, self._sinks, self._biases)
         if self._gate is not None:
             attended = ops.multiply_columns(attended, self._gate(x), 0, "sigmoid")
         if wanted is not None:

@@ -342,11 +342,20 @@ class PlannedAttention:
         self._by_layer = [by_window[window] for window in shape.windows_left]
         self._places = places
 
-    def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        layer: int,
+        sinks: Tensor | None = None,
+        biases: Tensor | None = None,
+    ) -> Tensor:
         """Write `k` and `v` `[T, K * D]` to their pages in `layer`; return the attention `[T, H * D]` of `q`.
 
         The logarithm, to base 2, of the sum over a row's softmax says what share of it a sink leaves to the values.
         """
+        assert biases is None, "of encoders, which no device computes"
         places, memory, num_tokens = self._places, self._memories[layer], q.shape[0]
         group, _ = self._shape.groups.places[layer]
         head_dim = memory.shape[-1]

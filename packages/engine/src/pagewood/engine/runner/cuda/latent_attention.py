@@ -227,11 +227,20 @@ class PlannedLatentAttention:
         self._kernels = kernels
         self._places = places
 
-    def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        layer: int,
+        sinks: Tensor | None = None,
+        biases: Tensor | None = None,
+    ) -> Tensor:
         """Write latents `k` `[T, C + R]` to their pages in `layer`; return the attention `[T, H C]` of `q`."""
         assert k is not None
         assert v is None, "latents are values too"
         assert sinks is None
+        assert biases is None
         layout, places, parts = self._storage.layout, self._places, self._storage.parts(layer)
         if places.is_finite is not None:
             k = torch.where(places.is_finite, k.nan_to_num(0.0, 0.0, 0.0), k)

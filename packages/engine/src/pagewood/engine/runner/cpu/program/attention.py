@@ -69,10 +69,18 @@ class CPUAttention:
         self.tile = max(1, _TILE_ROWS // max(layer.group for layer in heads))
         """Query tokens of an item of work."""
 
-    def run(self, q: Buffer, k: Buffer | None, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
+    def run(
+        self,
+        q: Buffer,
+        k: Buffer | None,
+        v: Buffer | None,
+        layer: int,
+        sinks: Tensor | None = None,
+        biases: Tensor | None = None,
+    ) -> Buffer:
         """Write `k` and `v` `[T, K]` to their pages in `layer` and return `[T, Q]`, what `q` `[T, Q]` attends to.
 
-        Positions and pages are those of the scope of `q`. For `sinks` see `models.ops.Attention`.
+        Positions and pages are those of the scope of `q`. For `sinks` and `biases` see `models.ops.Attention`.
         """
         pages, tape, own, scope = self._pages[layer], q.tape, self._layers[layer], q.rows.scope
         assert isinstance(own, AttentionConfig)
@@ -89,7 +97,7 @@ class CPUAttention:
             scales=pages.scales, first_row=pages.first_row, out=out, size=q.size, kv_heads=own.num_kv_heads,
             page_size=self._storage.layout.page_size, stride=pages.stride, scale_stride=pages.scale_stride,
             window=_window(own), scale=own.scale,
-            sinks=None if sinks is None else np.ascontiguousarray(sinks.numpy(), np.float32),
+            sinks=_numbers(sinks), biases=_numbers(biases),
             soft_cap=own.soft_cap or 0.0,
         )  # fmt: skip
         return out
@@ -119,6 +127,10 @@ def _pages_of(storage: KVStorage, number: int, *, start: int, first_row: int) ->
         scale_stride=scale_stride,
         first_row=first_row,
     )
+
+
+def _numbers(parameter: Tensor | None) -> NDArray[np.float32] | None:
+    return None if parameter is None else np.ascontiguousarray(parameter.numpy(), np.float32)
 
 
 def _window(layer: AttentionConfig) -> int:

@@ -110,7 +110,15 @@ class CPULatentAttention:
         self.tile = max(1, _TILE_ROWS // largest)
         """Query tokens of an item of work."""
 
-    def run(self, q: Buffer, k: Buffer | None, v: Buffer | None, layer: int, sinks: Tensor | None = None) -> Buffer:
+    def run(
+        self,
+        q: Buffer,
+        k: Buffer | None,
+        v: Buffer | None,
+        layer: int,
+        sinks: Tensor | None = None,
+        biases: Tensor | None = None,
+    ) -> Buffer:
         """Write latents `k` `[T, D]` to their pages in `layer` and return `[T, H C]`, what `q` `[T, H D]` attends to.
 
         Positions and pages are those of the scope of `q`.
@@ -118,6 +126,7 @@ class CPULatentAttention:
         assert k is not None
         assert v is None, "latents are values too"
         assert sinks is None
+        assert biases is None
         tape, own, memory, scope = q.tape, self._layers[layer], self._memories[layer], q.rows.scope
         shape, page_size, scales = own.shape, self._storage.layout.page_size, self._scales[layer]
         out = tape.buffer(q.rows, shape.num_heads * shape.rank)

@@ -94,17 +94,17 @@ def attend(dim: int, *, int8: bool, sees_later: bool) -> Instruction:
     def attend(
         scope: InScope, q_at: Any, memory_at: Any, scales_at: Any, first_row: Any, out_at: Any, size: Any,
         kv_heads: Any, page_size: Any, stride: Any, scale_stride: Any, window: Any, scale: Real, sinks_at: Any,
-        soft_cap: Real, num_rows: NumRows, item: Part, following: Following,
+        biases_at: Any, soft_cap: Real, num_rows: NumRows, item: Part, following: Following,
     ) -> None:  # fmt: skip
         """Write to `out` `[T, H D]` what `q` attends to; `size` is H D.
 
-        For the strides, `window` and `sinks` `[H]`, which may be 0, see `pages`; scores have the soft cap `soft_cap`,
-        or none if it is 0. For `first_row` see `store`.
+        For the strides, `window`, `sinks` `[H]` and `biases` `[H, NUM_DISTANCES]`, which may be 0, see `pages`; scores
+        have the soft cap `soft_cap`, or none if it is 0. For `first_row` see `store`.
         """
         attend_item(
             numbers_at(memory_at, 0), vector(scales_at, 0), floats(q_at, num_rows, size),
             floats(out_at, num_rows, size), scope, first_row, item, following, kv_heads, page_size, stride,
-            scale_stride, window, scale, sinks_at, soft_cap,
+            scale_stride, window, scale, sinks_at, biases_at, soft_cap,
         )  # fmt: skip
 
     return attend

@@ -14,7 +14,8 @@ Those of the next page lie `stride` elements and `scale_stride` scales further: 
 
 A window w > 0 shows a token the last w positions, its own included. A window -c < 0 shows it the positions of its own
 chunk of c positions, up to its own. In an encoder, a window w shows a token w positions on both sides, all in its own
-grant. A sink is a score without a value: a row's sums begin with it.
+grant. A sink is a score without a value: a row's sums begin with it. A bias is added to the score of a key by its
+distance from the token, in encoders only.
 
 Legend: T tokens, H query heads, G key heads, D head_dim, P page size, N items.
 Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., FlashAttention, 2022.
@@ -29,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from pagewood.engine.models.parts.distances import MOST_DISTANCE, NUM_DISTANCES
 from pagewood.engine.runner.cpu.compiled.attention.head import head_loops
 from pagewood.engine.runner.cpu.compiled.attention.softmax import BLOCK, weigher
 from pagewood.engine.runner.cpu.compiled.layout import Column
@@ -256,6 +258,13 @@ def _begin_sums(sinks_at: Any, first_head: Any, group: Any, num_rows: Any, maxim
             maxima[r], totals[r] = sinks[_U(first_head + r % group)], _F(1.0)
 
 
+@inlined
+def _add_biases(scores: Any, at: Any, first: Any, last: Any, biases: Any, own: Any) -> None:
+    """Add to the scores from `at` on, of keys [first, last), their biases for the token at position `own`."""
+    for key in range(first, last):
+        scores[at + key - first] += biases[MOST_DISTANCE + min(max(key - own, -MOST_DISTANCE), MOST_DISTANCE)]
+
+
 def attend_item(dim: int, *, codes: bool, sees_later: bool) -> Any:
     """Return the function that computes one item for heads of `dim` elements, a constant in its loops.
 
@@ -282,7 +291,7 @@ def attend_item(dim: int, *, codes: bool, sees_later: bool) -> Any:
     @strict
     def few(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any, group: Any,
             kv_heads: Any, page_size: Any, stride: Any, scale_stride: Any, first_key: Any, last_key: Any, scale: Any,
-            sinks_at: Any, cap: Any, after: Any) -> None:  # fmt: skip
+            sinks_at: Any, biases_at: Any, own: Any, cap: Any, after: Any) -> None:  # fmt: skip
         """Attend from one token, all query heads of one key head, to keys [first_key, last_key) where they lie.
 
         `after` is where the keys are that are read next. They are prefetched, as all other keys are a page ahead.
@@ -313,6 +322,10 @@ def attend_item(dim: int, *, codes: bool, sees_later: bool) -> Any:
                     score(min(most_rows, group - r), queries, r * dim, memory, at, at + half, ahead, size, scores,
                           r * BLOCK + key - block, BLOCK)  # fmt: skip
                 key += size
+            if sees_later and biases_at != 0:
+                for r in range(group):
+                    biases = vector(biases_at + 4 * NUM_DISTANCES * (head * group + r), NUM_DISTANCES)
+                    _add_biases(scores, r * BLOCK + first - block, first, last, biases, own)
             for r in range(group):
                 weigh_few(scores, r * BLOCK, cap, maxima, totals, sums, r)
             key = first
@@ -331,7 +344,8 @@ def attend_item(dim: int, *, codes: bool, sees_later: bool) -> Any:
     @strict
     def few_codes(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, head: Any,
                   group: Any, kv_heads: Any, page_size: Any, stride: Any, scale_stride: Any, first_key: Any,
-                  last_key: Any, scale: Any, sinks_at: Any, cap: Any, after: Any) -> None:  # fmt: skip
+                  last_key: Any, scale: Any, sinks_at: Any, biases_at: Any, own: Any, cap: Any,
+                  after: Any) -> None:  # fmt: skip
         """Like `few`, from codes, which are turned into numbers block by block."""
         queries = np.empty(group * dim, np.float32)
         sums = np.zeros(group * dim, np.float32)
@@ -352,6 +366,10 @@ def attend_item(dim: int, *, codes: bool, sees_later: bool) -> Any:
             for r in range(0, group, most_rows):
                 score(min(most_rows, group - r), queries, r * dim, keys, 0, 0, 0, size, scores, r * BLOCK + at,
                       BLOCK)  # fmt: skip
+            if sees_later and biases_at != 0:
+                for r in range(group):
+                    biases = vector(biases_at + 4 * NUM_DISTANCES * (head * group + r), NUM_DISTANCES)
+                    _add_biases(scores, r * BLOCK + at, first, last, biases, own)
             for r in range(group):
                 weigh_few(scores, r * BLOCK, cap, maxima, totals, sums, r)
             for r in range(0, group, most_rows):
@@ -365,7 +383,8 @@ def attend_item(dim: int, *, codes: bool, sees_later: bool) -> Any:
     @strict
     def many(memory: Any, scales: Any, q: Any, out: Any, page_table: Any, row: Any, token: Any, position: Any,
              size: Any, head: Any, group: Any, kv_heads: Any, page_size: Any, stride: Any, scale_stride: Any,
-             begin: Any, stop: Any, window: Any, scale: Any, sinks_at: Any, cap: Any) -> None:  # fmt: skip
+             begin: Any, stop: Any, window: Any, scale: Any, sinks_at: Any, biases_at: Any,
+             cap: Any) -> None:  # fmt: skip
         """Attend from `size` tokens at positions [position, position + size), all query heads of one key head.
 
         A token sees what its `window` shows of positions [begin, stop).
@@ -394,6 +413,10 @@ def attend_item(dim: int, *, codes: bool, sees_later: bool) -> Any:
                     continue  # no row sees a key of this block
                 for column in range(0, BLOCK, WIDTH):
                     score_tall(queries, r * dim, keys, column, partial, scores, column)
+                if sees_later and biases_at != 0:
+                    for i in range(min(TALL, num_rows - r)):
+                        biases = vector(biases_at + 4 * NUM_DISTANCES * (head * group + (r + i) % group), NUM_DISTANCES)
+                        _add_biases(scores, i * BLOCK, first, first + BLOCK, biases, position + (r + i) // group)
                 all_seen = (last <= seen_to(low, window, stop) and last == first + BLOCK
                             and first >= seen_from(high, window) and first >= begin)  # fmt: skip
                 if not all_seen:
@@ -426,7 +449,7 @@ def attend_item(dim: int, *, codes: bool, sees_later: bool) -> Any:
     @inlined
     def attend(memory: Any, scales: Any, q: Any, out: Any, scope: Any, first_row: Any, item: Any, following: Any,
                kv_heads: Any, page_size: Any, stride: Any, scale_stride: Any, window: Any, scale: Any, sinks_at: Any,
-               soft_cap: Any) -> None:  # fmt: skip
+               biases_at: Any, soft_cap: Any) -> None:  # fmt: skip
         page_table, rows, starts, offsets = _places(scope, first_row)
         items = integer_rows(scope[Column.ITEMS], scope[Column.NUM_ITEMS], 4)
         group = q.shape[1] // (kv_heads * dim)
@@ -437,13 +460,14 @@ def attend_item(dim: int, *, codes: bool, sees_later: bool) -> Any:
             return  # an item of a layer with more key heads
         if size * group >= _MANY:
             many(memory, scales, q, out, page_table, row, token, start + skipped, size, head, group, kv_heads,
-                 page_size, stride, scale_stride, begin, stop, window, _F(scale), sinks_at, _F(soft_cap))  # fmt: skip
+                 page_size, stride, scale_stride, begin, stop, window, _F(scale), sinks_at, biases_at,
+                 _F(soft_cap))  # fmt: skip
         else:
             after = first_keys(scope, first_row, items, following, page_size, stride, dim, window)
             for i in range(size):
                 own = np.int64(start + skipped + i)
                 attend_one(memory, scales, q, out, page_table, row, token + i, head, group, kv_heads, page_size, stride,
                            scale_stride, max(begin, seen_from(own, window)), np.int64(seen_to(own, window, stop)),
-                           _F(scale), sinks_at, _F(soft_cap), after)  # fmt: skip
+                           _F(scale), sinks_at, biases_at, own, _F(soft_cap), after)  # fmt: skip
 
     return attend
