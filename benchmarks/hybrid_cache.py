@@ -42,7 +42,6 @@ from pagewood.schedpolicy.simulation.policies import DEFAULT_BUDGET
 
 PAGE_SIZE = 16
 NUM_ROWS = 32
-STATE_SHARE = 0.125
 LEAST_INTERVAL = 256
 OBJECTIVE = Objective()
 
@@ -65,6 +64,8 @@ class PagesAndStates:
         self._cache = RadixCache(page_size=1)
         self._free = list(range(num_places))  # written by: PagesAndStates
         self._interval = interval
+        self._page_of: dict[int, int] = {}
+        """Ids of pages, which must not be negative, by name."""  # contents written by: PagesAndStates
         self._leases: dict[int, list[Node]] = {}  # by the last key of the prefix; contents written by: PagesAndStates
 
     @property
@@ -83,12 +84,14 @@ class PagesAndStates:
 
     def insert(self, keys: Sequence[int], num_pages: int) -> int:
         """Adopt pages, and keep states at their end, where they part from others, and every `interval` between."""
-        tokens = _tokens(keys[:num_pages])
-        known = self._cache.insert(tokens, tokens).num_existing
+        tokens, pages = _tokens(keys[:num_pages]), self._ids(keys[:num_pages])
+        known = self._cache.insert(tokens, pages).num_existing
+        if known:
+            self._attach(tokens[:known], is_spare=False)
         for end in range((known // self._interval + 1) * self._interval, num_pages, self._interval):
             self._attach(tokens[:end], is_spare=True)
-        for end in {known, num_pages} - {0}:
-            self._attach(tokens[:end], is_spare=False)
+        if known < num_pages:
+            self._attach(tokens, is_spare=False)
         return num_pages - known
 
     def lock(self, keys: Sequence[int], num_pages: int) -> None:
@@ -110,6 +113,9 @@ class PagesAndStates:
     def evict(self, num_pages: int) -> int:
         """Evict up to `num_pages` unlocked pages, and return how many."""
         return len(self._cache.evict(num_pages))
+
+    def _ids(self, keys: Sequence[int]) -> NDArray[np.int32]:
+        return _tokens([self._page_of.setdefault(key, len(self._page_of)) for key in keys])
 
     def _attach(self, tokens: NDArray[np.int32], *, is_spare: bool) -> None:
         if not self._free:
@@ -138,13 +144,13 @@ class Way:
     shares: bool = True
 
 
-def ways(memory: int, state_tokens: int, blocks: Sequence[int]) -> Iterator[Way]:
-    """Yield the ways that have `memory` tokens' worth of bytes, of which a state takes `state_tokens`.
+def ways(memory: int, state_tokens: int, blocks: Sequence[int], *, share: float) -> Iterator[Way]:
+    """Yield the ways that have `memory` tokens' worth of bytes, of which a state takes `state_tokens`; `share` is for states.
 
     The states of the running requests come out of the same memory in all of them.
     """
     memory -= NUM_ROWS * state_tokens
-    num_places = max(1, int(memory * STATE_SHARE) // state_tokens)
+    num_places = max(1, int(memory * share) // state_tokens)
     interval = max(state_tokens, LEAST_INTERVAL) // PAGE_SIZE
     num_pages = (memory - num_places * state_tokens) // PAGE_SIZE
 
@@ -182,11 +188,11 @@ def agents(num_requests: int, *, rate: float, seed: int) -> Trace:
     return Trace(name="agents", requests=tuple(requests[:num_requests]), block_size=PAGE_SIZE)
 
 
-def rows(trace: Trace, memory: int, state_tokens: int, blocks: Sequence[int]) -> Iterator[str]:
+def rows(trace: Trace, memory: int, state_tokens: int, blocks: Sequence[int], *, share: float) -> Iterator[str]:
     """Yield a row of the table for each way."""
     num_prompt = sum(request.num_prompt for request in trace.requests)
     alone = replace(trace, requests=tuple(replace(request, keys=()) for request in trace.requests))
-    for way in ways(memory, state_tokens, blocks):
+    for way in ways(memory, state_tokens, blocks, share=share):
         fleet = Fleet(machine=H100_8B, num_pages=way.num_pages, page_size=way.page_size, num_replicas=1, overlaps=True)
         policies = policies_named("fcfs", page_size=way.page_size, budget=replace(DEFAULT_BUDGET, max_running=NUM_ROWS))
         observed = simulate(
@@ -214,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("trace", nargs="?", type=Path, help="a trace of Mooncake's form")
     parser.add_argument("--memory", type=int, default=500_000, help="in tokens of keys and values")
     parser.add_argument("--state-tokens", type=int, nargs="+", default=[528, 2048], help="size of a state, in these")
+    parser.add_argument("--state-share", type=float, default=0.125, help="part of memory for states that are apart")
     parser.add_argument("--requests", type=int, default=5_000, help="of the agents")
     parser.add_argument("--smoke", action="store_true", help="a few requests, only to see that the script works")
     options = parser.parse_args(arguments)
@@ -225,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         traces.append((load_trace(options.trace), (512, 2048)))
     for trace, blocks in traces:
         for state_tokens in options.state_tokens:
-            for row in rows(trace, options.memory, state_tokens, blocks):
+            for row in rows(trace, options.memory, state_tokens, blocks, share=options.state_share):
                 print(row, flush=True)
 
 

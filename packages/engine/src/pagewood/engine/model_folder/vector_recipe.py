@@ -25,7 +25,7 @@ DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that
 """The instruction for Qwen3-Reranker if the caller gives none."""
 
 _LARGEST = (1 << 31) - 1
-_ENCODERS = frozenset({"bert", "distilbert", "modernbert", "nomic_bert", "roberta", "xlm-roberta"})
+_ENCODERS = frozenset({"bert", "distilbert", "mpnet", "modernbert", "nomic_bert", "roberta", "xlm-roberta"})
 """The `model_type` of models that give the mean of all states unless a module says otherwise."""
 _KINDS: Mapping[str, Literal["last", "mean", "cls"]] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 _FLAGS = {

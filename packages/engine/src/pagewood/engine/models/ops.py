@@ -542,7 +542,7 @@ class Attention(Protocol[A]):
             v: values of the same tokens.
             layer: number of its memory; its numbers, such as a window or a soft cap, are known for it.
             sinks: `[heads]`, a score of each query head that takes its share of the softmax, but has no value.
-            biases: `[heads, NUM_DISTANCES]`, added to scores by the distance of their key; see `parts.distances`.
+            biases: `[NUM_DISTANCES, heads]`, added to scores by the distance of their key; see `parts.distances`.
         """
         ...
 

@@ -423,7 +423,7 @@ class WholeTexts:
         if biases is not None:
             ahead = (other - own).clamp(-MOST_DISTANCE, MOST_DISTANCE) + MOST_DISTANCE
             attended = functional.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=biases[:, ahead], scale=config.scale, enable_gqa=True
+                queries, keys, values, attn_mask=biases[ahead].permute(2, 0, 1), scale=config.scale, enable_gqa=True
             )
         elif config.soft_cap is None and sinks is None:
             attended = functional.scaled_dot_product_attention(

@@ -13,7 +13,7 @@ import numpy as np
 
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, HeadSplit, Linear, Norm, Ops, Step, Weights
-from pagewood.engine.models.parts.distances import NUM_BUCKETS, distance_biases
+from pagewood.engine.models.parts.distances import NUM_BUCKETS, buckets
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 from pagewood.engine.models.parts.rope import PositionConfig, RopeConfig, TemperatureConfig
@@ -235,8 +235,7 @@ class SelfAttention(Generic[A]):
             self._sinks = weights.stack([(f"{prefix}sinks", config.num_heads)], order=order)
         self._biases = None
         if config.has_distances:
-            table = weights.stack([(DISTANCES, NUM_BUCKETS)], config.num_heads)
-            self._biases = distance_biases(table[:, heads[0].start : heads[0].stop])
+            self._biases = weights.numbers(DISTANCES, NUM_BUCKETS, config.num_heads, order=buckets())
         self._output: Linear[A] = read_linear(
             weights,
             ops,

@@ -97,7 +97,7 @@ class CPUAttention:
             scales=pages.scales, first_row=pages.first_row, out=out, size=q.size, kv_heads=own.num_kv_heads,
             page_size=self._storage.layout.page_size, stride=pages.stride, scale_stride=pages.scale_stride,
             window=_window(own), scale=own.scale,
-            sinks=_numbers(sinks), biases=_numbers(biases),
+            sinks=_numbers(sinks), biases=_numbers(None if biases is None else biases.T),
             soft_cap=own.soft_cap or 0.0,
         )  # fmt: skip
         return out
