@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from mutation import damaged_bytes, damaged_json
-from pagewood.engine.adapters.modules import ModelModules, Module
+from pagewood.engine.adapters.modules import ModelModules, Module, expert_stacks
 from pagewood.engine.adapters.peft_folder import read_adapter
 from scale import scaled
 
@@ -183,12 +184,26 @@ def test_files_that_are_missing_or_pickled(tmp_path: Path) -> None:
         read_adapter(tmp_path, MODEL, max_rank=4)
 
 
-def test_damaged_folders_are_errors(tmp_path: Path) -> None:
+EXPERTS = {f"model.layers.0.mlp.experts.{e}.{name}": one for e in range(3) for name, one in (
+    ("gate_proj", Module(inputs=8, outputs=5)), ("up_proj", Module(inputs=8, outputs=5)),
+    ("down_proj", Module(inputs=5, outputs=8)),
+)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "model", [MODEL, replace(MODEL, modules={**MODEL.modules, **EXPERTS}, stacks=expert_stacks(EXPERTS))]
+)
+def test_damaged_folders_are_errors(model: ModelModules, tmp_path: Path) -> None:
     """No other exception, no hang, and no memory beyond that of an adapter."""
-    write(tmp_path)
+    place = "base_model.model.model.layers.0.mlp.experts"
+    shapes = {"base_layer.lora_A": (6, 8), "base_layer.lora_B": (10, 6), "lora_A": (6, 5), "lora_B": (8, 6)}
+    own = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]} if model.stacks else {}
+    more = {f"{place}.{name}.weight": np.ones(one, np.float32) for name, one in shapes.items()} if own else {}
+    write(tmp_path, config=own, changed={**more})
+    assert len(read_adapter(tmp_path, model, max_rank=4).changes) == (2 + 9 if own else 2)
     config, data = json.loads((tmp_path / "adapter_config.json").read_text()), tmp_path / "adapter_model.safetensors"
     whole, num_errors, before = data.read_bytes(), 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    count = scaled(300)
+    count = scaled(150)
     for seed in range(count):
         rng = random.Random(seed)
         data.write_bytes(damaged_bytes(rng, whole) if seed % 2 else whole)
@@ -198,7 +213,7 @@ def test_damaged_folders_are_errors(tmp_path: Path) -> None:
             damaged_bytes(rng, text.encode()) if seed % 6 == 0 else text.encode()
         )
         try:
-            read_adapter(tmp_path, MODEL, max_rank=4)
+            read_adapter(tmp_path, model, max_rank=4)
         except ValueError:
             num_errors += 1
     assert num_errors > count // 3

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,23 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
-from adapter_folders import changeable_names, linear_names, write_adapter
+from adapter_bench import config_of
+from adapter_folders import EXPERTS, changeable, linear_names, write_adapter
 from adapter_kinds import COMPARED, KINDS, LAYOUTS, TOKENS
 from families.case import build
 from families.registry import CASES
+from pagewood.engine.adapters import modules as adapter_modules
+from pagewood.engine.adapters import peft_folder
 from pagewood.engine.adapters.peft_folder import read_adapter
+from pagewood.engine.assembly.cuda.build import build_on
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cpu.compiled.adapters import ADAPTERS
 from pagewood.engine.runner.cpu.kernels import warm_up
+from pagewood.engine.runner.cpu.program import adapters as program_adapters
 from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
@@ -32,7 +41,9 @@ from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.storage import storage_for
 from pagewood.kvpool.memory import allocate
 from row_driver import MOST_ROWS, DrivenSequence, RowDriver
-from seeded_faults import seed_fault
+from seeded_faults import Edit, seed_fault, slow_ones
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
 
 Float32 = NDArray[np.float32]
 
@@ -99,8 +110,8 @@ def test_every_family_computes_what_peft_does(name: str, tmp_path: Path) -> None
     reference = build(CASES[name], tmp_path)
     own = bench(tmp_path)
     modules = model_modules(tmp_path)
-    known = changeable_names(name, reference, modules)
-    changed = write_adapter(copy.deepcopy(reference), tmp_path / "a", r=4, lora_alpha=6, target_modules=known)
+    known = changeable(name, reference, modules)
+    changed = write_adapter(copy.deepcopy(reference), tmp_path / "a", r=4, lora_alpha=6, **known)
     own.load(tmp_path / "a")
     sequences = [own.add(TOKENS, slot, number) for slot, number in ((1, 0), (-1, -1), (1, 0))]
     first, base, last = own.logits([(one, 100) for one in sequences])
@@ -275,3 +286,140 @@ def test_without_adapters_nothing_of_them_is_compiled(llama: tuple[Any, Path]) -
         load_model(llama[1], ops)
     assert ADAPTERS not in without.units
     assert ADAPTERS in with_some.units
+
+
+MIXED: list[dict[str, Any]] = [
+    {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj"], "target_parameters": EXPERTS},
+    {"r": 3, "target_modules": [], "target_parameters": EXPERTS[1:]},
+    {
+        "r": 2, "target_modules": ["v_proj"], "target_parameters": EXPERTS[:1],
+        "rank_pattern": {r".*\.1\..*gate_up_proj": 5}, "alpha_pattern": {"experts.gate_up_proj": 9},
+    },
+    {"r": 4, "target_modules": ["q_proj", "v_proj"]},
+]  # fmt: skip
+"""Both matrices of experts; the second one alone; the first one, with ranks of its own; none."""
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp("mixture")
+    return build(CASES["gpt-oss"], folder), folder
+
+
+@pytest.fixture(scope="module")
+def of_experts(mixture: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Float32]]:
+    """Adapters, and the logits of PEFT's models."""
+    found: list[tuple[Path, Float32]] = []
+    for number, fields in enumerate(MIXED):
+        folder = tmp_path_factory.mktemp("adapter")
+        found.append((folder, logits_of(write_adapter(copy.deepcopy(mixture[0]), folder, seed=number, **fields))))
+    return found
+
+
+def check_mixed_experts(own: Bench, base: Float32, of_experts: list[tuple[Path, Float32]], tolerance: float) -> None:
+    """All adapters, and none, beside each other in uneven chunks; each has the bits that it has alone."""
+    own.load(*(folder for folder, _ in of_experts))
+    expected = [base, *(logits for _, logits in of_experts)]
+    alone = [own.logits([(own.add(TOKENS, slot), 100)])[0] for slot in range(-1, 3)]
+    alone.append(own.logits([(own.add(TOKENS, 2, 3), 100)])[0])
+    for logits, wanted in zip(alone, expected, strict=True):
+        error = np.abs(logits - wanted)
+        assert (error.max() if tolerance < 1e-3 else np.median(error)) < tolerance  # rounded, some choose other experts
+    slots = [0, -1, 1, 2, 0, 1]
+    sequences = [own.add(TOKENS, slot) for slot in slots]
+    parts: list[list[Float32]] = [[] for _ in slots]
+    for step in range(len(TOKENS)):
+        work = [(number, one) for number, one in enumerate(sequences) if one.num_computed < len(one.tokens)]
+        found = own.logits([(one, 1 + (step + 3 * number) % 9) for number, one in work]) if work else []
+        for (number, _), logits in zip(work, found, strict=True):
+            parts[number].append(logits)
+    for slot, logits in zip(slots, parts, strict=True):
+        assert np.array_equal(np.concatenate(logits), alone[1 + slot])
+
+
+EXPERT_FAULTS: dict[str, Edit] = {
+    "B is seen as experts by ranks": (
+        peft_folder._Reader, "_of_experts", "reshape(b_size, rank, stack.count)",
+        "reshape(b_size, stack.count, rank).swapaxes(1, 2)",
+    ),
+    "the rows of gate and up do not take turns": (peft_folder._Reader, "_of_experts", "if own.has_bias", "if False"),
+    "every expert has the matrices of the first": (
+        adapter_modules.ExpertStack, "modules", "{expert}", "{0}",
+    ),
+    "the second product has the table of the first": (
+        program_adapters.AdaptedExperts, "__init__", "self.down = down", "self.down = gate_up",
+    ),
+    "adapters that change the second product alone are left out": (
+        program_adapters.AdaptedExperts, "group", "down=self.down.number", "down=self.gate_up.number",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", slow_ones(("none", "int8", *EXPERT_FAULTS), "int8"))
+def test_a_mix_with_experts_and_faults_that_are_found_in_it(
+    fault: str,
+    mixture: tuple[Any, Path],
+    of_experts: list[tuple[Path, Float32]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if fault in EXPERT_FAULTS:
+        seed_fault([EXPERT_FAULTS[fault]], monkeypatch)
+    own = bench(mixture[1], packer=PACKERS["int8" if fault == "int8" else "float32"])
+    with pytest.raises((AssertionError, ValueError)) if fault in EXPERT_FAULTS else nullcontext():
+        check_mixed_experts(own, logits_of(mixture[0]), of_experts, 0.1 if fault == "int8" else 1e-4)
+    own.runner.close()
+
+
+def test_experts_named_one_by_one(tmp_path: Path) -> None:
+    """As folders of PEFT for `transformers` 4 name them, from which PEFT now makes parameters of twice the rank."""
+    reference = build(CASES["qwen3-moe"], tmp_path / "model")
+    fields = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]}
+    changed = write_adapter(copy.deepcopy(reference), tmp_path / "a", **fields)
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert sorted(config["target_parameters"]) == ["down_proj", "gate_up_proj"]
+    modules, expected = model_modules(tmp_path / "model"), logits_of(changed)
+    whole = read_adapter(tmp_path / "a", modules, max_rank=8)
+    (tmp_path / "b").mkdir()
+    tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    tensors = {name: one for name, one in tensors.items() if ".experts." not in name}
+    for name, change in whole.changes.items():
+        if ".experts." in name:
+            assert change.a is not None
+            assert change.b is not None
+            tensors[f"base_model.model.{name}.lora_A.weight"] = change.a
+            tensors[f"base_model.model.{name}.lora_B.weight"] = np.ascontiguousarray(change.b)
+    save_file(tensors, tmp_path / "b" / "adapter_model.safetensors")
+    ranks = {r".*\.(gate|up)_proj": 8, r".*\.experts\..*": 4}
+    old = {**config, "target_parameters": None, "target_modules": fields["target_modules"], "rank_pattern": ranks}
+    old["alpha_pattern"] = {r".*\.(gate|up)_proj": 8, r".*\.experts\..*": 4}  # B is scaled already
+    (tmp_path / "b" / "adapter_config.json").write_text(json.dumps(old))
+    own = bench(tmp_path / "model")
+    own.load(tmp_path / "a", tmp_path / "b")
+    found = own.logits([(own.add(TOKENS, slot), 100) for slot in range(2)])
+    own.runner.close()
+    np.testing.assert_allclose(found[0], expected, atol=1e-4, rtol=0)
+    assert np.array_equal(found[0], found[1])
+
+
+def test_experts_that_do_not_fit_are_refused(
+    mixture: tuple[Any, Path], of_experts: list[tuple[Path, Float32]], tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_model.safetensors").symlink_to(of_experts[0][0] / "adapter_model.safetensors")
+    own = json.loads((of_experts[0][0] / "adapter_config.json").read_text())
+    for config, error in (
+        ({"target_parameters": ["mlp.router.weight"]}, "target_parameters must be gate_up_proj and down_proj"),
+        ({"target_parameters": ["experts.down_proj"]}, "target_parameters must name .*experts.gate_up_proj"),
+        ({"r": 2}, "must have shape"),
+    ):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({**own, **config}))
+        with pytest.raises(ValueError, match=error):
+            read_adapter(tmp_path, model_modules(mixture[1]), max_rank=8)
+
+
+def test_devices_refuse_them_by_name(tmp_path: Path, small_buffers: None) -> None:
+    case = CASES["qwen3-moe"]
+    reference = build(replace(case, extra={**case.extra, "head_dim": 64}), tmp_path)
+    write_adapter(reference, tmp_path / "a", r=4, target_modules=["q_proj"], target_parameters=EXPERTS)
+    config = config_of(tmp_path, adapters="a", device="cuda", dtype="float32", max_running=4, cuda_graph=False)
+    with pytest.raises(ValueError, match=r"experts must not be changed.*--merge-adapter"):
+        build_on(RecordingDevice(), flashinfer_torch, config, inbox=MemoryInbox(), outbox=MemoryOutbox())

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from adapter_bench import PROMPTS, Bench, Expected, check_scores, check_tokens, config_of, greedy_tokens, write_models
-from adapter_folders import changeable_names, linear_names, write_adapter
+from adapter_folders import changeable, linear_names, write_adapter
 from adapter_kinds import COMPARED, KINDS, TOKENS
 from families.case import build
 from families.registry import CASES, DIVIDED
@@ -131,22 +131,21 @@ def test_every_family_computes_what_peft_does(name: str, tmp_path: Path, monkeyp
     """All modules that can be changed, on two ranks and in two stages."""
     ranks_are_threads(monkeypatch)
     reference = build(CASES[name], tmp_path)
-    known = changeable_names(name, reference, model_modules(tmp_path))
-    changed = write_adapter(copy.deepcopy(reference), tmp_path / "a", r=4, lora_alpha=6, target_modules=known)
+    known = changeable(name, reference, model_modules(tmp_path))
+    changed = write_adapter(copy.deepcopy(reference), tmp_path / "a", r=4, lora_alpha=6, **known)
     for division in ("two ranks", "two stages"):
         bench = Bench(tmp_path, adapters="a", num_threads=2, max_length=128, **DIVISIONS[division])
         check_scores(bench, {None: reference, "a": changed})
         bench.engine.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3-moe", "deepseek3"])
+@pytest.mark.parametrize("name", slow_ones(["gpt-oss", "qwen3-moe", "deepseek3"], "qwen3-moe", "deepseek3"))
 def test_ranks_with_whole_experts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything else of a mixture may be changed."""
+    """Each changes those that it has."""
     ranks_are_threads(monkeypatch)
     reference = build(CASES[name], tmp_path)
-    known = changeable_names(name, reference, model_modules(tmp_path))
-    changed = write_adapter(copy.deepcopy(reference), tmp_path / "a", r=4, lora_alpha=6, target_modules=known)
+    known = changeable(name, reference, model_modules(tmp_path))
+    changed = write_adapter(copy.deepcopy(reference), tmp_path / "a", r=4, lora_alpha=6, **known)
     options = {"num_threads": 2, "tensor_parallel_size": 2, "expert_parallel": True, "max_length": 128}
     bench = Bench(tmp_path, adapters="a", **options)
     check_scores(bench, {None: reference, "a": changed})

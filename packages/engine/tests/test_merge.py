@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import quantised_folders
-from adapter_folders import write_adapter
+from adapter_folders import EXPERTS, write_adapter
 from families.case import build
 from families.registry import CASES
 from pagewood.engine.model_folder.adapter_modules import model_modules
@@ -23,12 +23,15 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.merge import merge_adapter
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
 from pagewood.engine.quantise import Scheme, quantise_model
+from seeded_faults import slow_ones
 
 TOKENS = [5, 9, 1, 44, 23, 90, 11, 3, 3, 71]
 KINDS: dict[str, dict[str, Any]] = {
     "llama-biases": {"use_dora": True, "bias": "lora_only"}, "gpt2": {}, "gpt-neox": {"use_dora": True},
     "phi3-window": {"use_rslora": True}, "starcoder2": {"bias": "lora_only"}, "gemma3-in-a-model-of-images": {},
 }  # fmt: skip
+MIXTURES = ("gpt-oss", "mixtral", "granite-moe", "qwen3-moe")
+"""Stored as parameters of all experts, of which the rows take turns; expert by expert; in modules of their own."""
 
 
 @torch.inference_mode()
@@ -57,6 +60,18 @@ def test_a_merged_model_computes_what_peft_does(name: str, tmp_path: Path) -> No
     assert {key: (one.shape, one.dtype) for key, one in before.items()} == {
         key: (one.shape, one.dtype) for key, one in after.items()
     }
+
+
+@pytest.mark.parametrize("name", slow_ones(MIXTURES, "qwen3-moe"))
+def test_experts_are_merged(name: str, tmp_path: Path) -> None:
+    reference = build(CASES[name], tmp_path / "model")
+    fields = {"r": 3, "target_modules": ["q_proj"], "target_parameters": EXPERTS}
+    changed = write_adapter(copy.deepcopy(reference), tmp_path / "adapter", **fields)
+    merge_adapter(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
+    with torch.inference_mode():
+        expected = changed(torch.tensor([TOKENS])).logits[0]
+        assert not torch.allclose(expected, reference(torch.tensor([TOKENS])).logits[0], atol=1e-2)
+    torch.testing.assert_close(logits_of(tmp_path / "merged"), expected, atol=1e-4, rtol=0)
 
 
 ENDS: dict[str, dict[str, Any]] = {

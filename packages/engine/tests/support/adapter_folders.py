@@ -14,6 +14,9 @@ import torch
 
 from pagewood.engine.adapters.modules import ModelModules
 
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+"""Parameters of all experts of a layer."""
+
 
 def write_adapter(reference: Any, folder: Path, *, seed: int = 0, **fields: Any) -> Any:
     """Save an adapter of `reference`, which is changed in place, and return the model with it.
@@ -46,6 +49,12 @@ def linear_names(reference: Any) -> list[str]:
         if type(module).__name__ in ("Linear", "Conv1D") and any(part.isdigit() for part in name.split("."))
     }
     return sorted(found)
+
+
+def changeable(case: str, reference: Any, modules: ModelModules) -> dict[str, Any]:
+    """Return the fields that let PEFT change all modules of a model that an adapter may change and PEFT can."""
+    fields: dict[str, Any] = {"target_modules": changeable_names(case, reference, modules)}
+    return {**fields, "target_parameters": EXPERTS} if modules.stacks else fields
 
 
 def changeable_names(case: str, reference: Any, modules: ModelModules) -> list[str]:

@@ -10,7 +10,18 @@ from families.case import Case
 from families.registry import CASES
 
 TOKENS = np.random.default_rng(3).integers(0, 97, 45).tolist()
-LAYOUTS = ("llama-biases", "gpt2", "gpt-neox", "phi3-window", "starcoder2", "gemma3", "granite4")
+LAYOUTS = (
+    "llama-biases",
+    "gpt2",
+    "gpt-neox",
+    "phi3-window",
+    "starcoder2",
+    "gemma3",
+    "granite4",
+    "gpt-oss",
+    "mixtral",
+    "llama4",
+)
 """Cases whose names or arrangements of modules differ; all others are slow."""
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"r": 4, "lora_alpha": 6},

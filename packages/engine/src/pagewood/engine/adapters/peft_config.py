@@ -18,7 +18,7 @@ CONFIG = "adapter_config.json"
 _READ = (
     "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias", "bias",
     "target_modules", "alora_invocation_tokens", "trainable_token_indices", "ensure_weight_tying",
-    "modules_to_save",
+    "modules_to_save", "target_parameters",
 )  # fmt: skip
 _OF_TRAINING = (
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
@@ -64,6 +64,8 @@ class PeftConfig:
     """Whether what changes the embedding changes an output projection with the same table too."""
     targets: tuple[str, ...]
     """Ends of the names of modules that it may change; empty: an expression says it."""
+    parameters: tuple[str, ...]
+    """Ends of the names of parameters of several matrices that it may change."""
 
     @classmethod
     def from_folder(cls, folder: Path, *, max_rank: int) -> PeftConfig:
@@ -114,6 +116,9 @@ class PeftConfig:
             ties_ends=fields.flag("ensure_weight_tying", False),
             invocation=tuple(invocation or ()),
             targets=() if targets is None or isinstance(targets, str) else fields.texts("target_modules") or (),
+            parameters=()
+            if fields.values.get("target_parameters") is None
+            else fields.texts("target_parameters") or (),
         )
 
     def rank_of(self, module: str) -> int:
@@ -124,6 +129,15 @@ class PeftConfig:
         """Return what multiplies the product of B and A in a module."""
         rank = self.rank_of(module)
         return _found(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.is_by_root else rank)
+
+    def check_parameter(self, parameter: str) -> None:
+        """Compare the name of a parameter that has tensors with those that the configuration lists.
+
+        Raises:
+            ValueError: it is not among them.
+        """
+        if not any(parameter == one or parameter.endswith(f".{one}") for one in self.parameters):
+            raise ValueError(f"{self.fields.source}: target_parameters must name {parameter}, which has tensors")
 
     def check_target(self, module: str) -> None:
         """Compare the name of a module that has tensors with those that the configuration lists.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from pagewood.engine.adapters.low_rank import AdapterWeights, Change, low_rank_of
-from pagewood.engine.adapters.modules import ModelModules
+from pagewood.engine.adapters.modules import DOWN, GATE_UP, ExpertStack, ModelModules
 from pagewood.engine.adapters.peft_config import PeftConfig
 from pagewood.engine.api import MAX_ADAPTER_RANK
 from pagewood.engine.models.families.stored_layout import Place
@@ -40,6 +40,8 @@ _ROWS, _COPY = "token_adapter.trainable_tokens_delta", "base_layer.weight"
 _WHOLE, _WHOLE_BIAS = "weight", "bias"
 _OF_EMBEDDINGS: Mapping[str, str] = MappingProxyType({"lora_embedding_A": _A, "lora_embedding_B": _B})
 _KINDS = (_A, _B, _BIAS_OF_B, _MAGNITUDE, _BIAS, _ROWS, _COPY, *_OF_EMBEDDINGS, _WHOLE, _WHOLE_BIAS)
+_INNER = ".base_layer"
+"""End of the name of a module inside of one that changes it."""
 _ENDS = ("model.embed_tokens", "lm_head")
 _DTYPES = ("F32", "BF16", "F16")
 
@@ -89,6 +91,7 @@ class _Reader:
         if self._config.tokens and not any(_ROWS in names for names in found.values()):
             raise ValueError(f"{self._path}: {_ROWS} must be there, by trainable_token_indices of its configuration")
         self._check_saved(found)
+        self._check_parameters()
         changes: dict[str, Change] = {}
         for module, names in found.items():
             for name, change in self._read(module, names).items():
@@ -109,6 +112,16 @@ class _Reader:
             ):
                 raise ValueError(f"{self._path}: {one} of modules_to_save must have a whole matrix, got none")
 
+    def _check_parameters(self) -> None:
+        """Check that the configuration lists parameters of experts of this model only."""
+        known = [f"{stack}.{one}" for stack in self._model.stacks for one in (GATE_UP, DOWN)]
+        for one in self._config.parameters:
+            if self._model.stack(one.rpartition(".")[0]) is None and not any(_is_end(name, one) for name in known):
+                raise ValueError(
+                    f"{self._config.fields.source}: target_parameters must be {GATE_UP} and {DOWN} of experts of the "
+                    f"model, got {one[:200]!r}"
+                )
+
     def _split(self, name: str) -> tuple[str, str]:
         """Return the module of a tensor and its kind."""
         own = name.removeprefix(_PREFIX).removesuffix(".weight" if name.endswith(f"{_MAGNITUDE}.weight") else "")
@@ -119,6 +132,9 @@ class _Reader:
 
     def _read(self, module: str, names: Mapping[str, str]) -> dict[str, Change]:
         """Return the changes by the modules that a stored one holds."""
+        stack = self._model.stack(module.removesuffix(_INNER))
+        if stack is not None:
+            return self._of_experts(module, names, stack)
         places = self._model.places(module)
         if not places:
             raise ValueError(f"{self._path}: {module[:200]} is not a module of the model that an adapter may change")
@@ -183,6 +199,46 @@ class _Reader:
                 added = model.rows(bias, place) - (model.biases(name) if model.modules[name].has_bias else 0)
             a, b = factors
             changes[name] = Change(a=a, b=b, bias=None if added is None or not added.any() else added)
+        return changes
+
+    def _of_experts(self, module: str, names: Mapping[str, str], stack: ExpertStack) -> dict[str, Change]:
+        """Return the changes of a parameter with the matrices `[N, K]` of all E experts.
+
+        A is `[E r, K]`, expert by expert, and B `[N, r E]`, of whose columns E that follow each other are of E experts.
+        PEFT names a second parameter of the module like the first, inside of it; shapes tell which is which, as none
+        fit both. Where PEFT takes outputs for inputs, A and B have each other's places.
+        """
+        if names.keys() != {_A, _B}:
+            raise ValueError(f"{self._path}: {module[:200]} must have {_A} and {_B} only, got {sorted(names)}")
+        a_shape, b_shape = (tuple(self._file.get_slice(names[one]).get_shape()) for one in (_A, _B))
+        for parameter in (GATE_UP, DOWN):
+            own = self._model.modules[stack.modules(0, parameter)[0]]
+            inputs, outputs = own.inputs, own.outputs * (2 if parameter == GATE_UP else 1)
+            ends = a_shape[-1:], b_shape[:1]
+            is_turned = ends == ((outputs,), (inputs,)) != ((inputs,), (outputs,))
+            if is_turned or ends == ((inputs,), (outputs,)):
+                break
+        else:
+            raise ValueError(
+                f"{self._path}: {module[:200]} must have shapes that fit {GATE_UP} or {DOWN} of experts, got "
+                f"{a_shape} and {b_shape}"
+            )
+        name = f"{module.removesuffix(_INNER)}.{parameter}"
+        self._config.check_parameter(name)
+        rank, scale = self._config.rank_of(name), np.float32(self._config.scale_of(name))
+        a_size, b_size = (outputs, inputs) if is_turned else (inputs, outputs)
+        a = self._array(names[_A], stack.count * rank, a_size).reshape(stack.count, rank, a_size)
+        b = scale * self._array(names[_B], b_size, rank * stack.count).reshape(b_size, rank, stack.count)
+        changes: dict[str, Change] = {}
+        for expert in range(stack.count):
+            own_a, own_b = a[expert], np.ascontiguousarray(b[:, :, expert])
+            if is_turned:
+                own_a, own_b = np.ascontiguousarray(own_b.T), np.ascontiguousarray(own_a.T)
+            modules = stack.modules(expert, parameter)
+            # beside biases the rows of the gate and of the other projection take turns, see `fused_experts`
+            parts = [own_b[i::2] for i in range(2)] if own.has_bias else np.split(own_b, len(modules))
+            for one, part in zip(modules, parts if parameter == GATE_UP else [own_b], strict=True):
+                changes[one] = Change(a=own_a, b=part)
         return changes
 
     def _changes(self, module: str, names: Mapping[str, str], places: Mapping[str, Place]) -> dict[str, Change]:

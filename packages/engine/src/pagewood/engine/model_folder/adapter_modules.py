@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagewood.engine.adapters.modules import ModelModules, Module
+from pagewood.engine.adapters.modules import ModelModules, Module, expert_stacks
 from pagewood.engine.model_folder.load import adaptable_projections
 from pagewood.engine.models.families.stored_layout import StoredLayout
 from pagewood.engine.models.stored.checkpoint import Checkpoint
@@ -41,4 +41,7 @@ def model_modules(folder: Path) -> ModelModules:
         return checkpoint.stack([(f"{name}.bias", modules[name].outputs)]).numpy()
 
     stored, num_heads = stored_layout(folder) or (StoredLayout(), 1)
-    return ModelModules(modules=modules, stored=stored, num_heads=num_heads, numbers=numbers, biases=biases)
+    return ModelModules(
+        modules=modules, stacks=expert_stacks(modules), stored=stored, num_heads=num_heads, numbers=numbers,
+        biases=biases,
+    )  # fmt: skip

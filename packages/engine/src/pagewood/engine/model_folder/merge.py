@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from pagewood.engine.model_folder.load import check_weights
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.families.stored_layout import Place
 from pagewood.engine.models.stored.checkpoint_files import holds_gguf
+from pagewood.engine.models.stored.fused_experts import expert_parts
 from pagewood.engine.models.stored.naming import Naming
 from pagewood.engine.models.stored.tensor_files import SafetensorsFiles
 from pagewood.engine.models.stored.tied import OUTPUT, is_tied
@@ -72,6 +74,7 @@ def merge_adapter(folder: Path, adapter: Path, out: Path, *, progress: Progress 
             f"{adapter}: {OUTPUT.removesuffix('.weight')} and its embedding must be changed alike to be merged into "
             f"{folder}, which stores the table that both have under both names"
         )
+    inside = expert_parts(files)
     written, missing = CompressedFolder(out), {name for name, one in changes.items() if one.bias is not None}
     for number, name in enumerate(names):
         module, _, kind = name.rpartition(".")
@@ -81,6 +84,9 @@ def merge_adapter(folder: Path, adapter: Path, out: Path, *, progress: Progress 
         if own and kind in ("weight", "bias"):
             tensor = merger.changed(tensor, own, is_bias=kind == "bias")
             missing -= places.keys() if kind == "bias" else set[str]()
+        if name in inside:
+            tensor, biases = merger.with_experts(tensor, inside[name], changes)
+            missing -= biases
         written.add({name: tensor})
         if ends is not None and ends.embedding in places:
             written.add({naming.stored(OUTPUT): merger.changed(files.read(name), {Place(OUTPUT): ends.output})})
@@ -164,12 +170,28 @@ class _Merger:
         numbers: Float32 = tensor.to(torch.float32, copy=True).numpy()
         numbers = numbers.T if is_transposed else numbers
         for place, change in changes.items():
-            rows = self._model.part(numbers, place)  # a view
-            if change.factors is not None:
-                num_columns = numbers.ndim - 1
-                rows *= change.factors.reshape(*rows.shape[: rows.ndim - num_columns], *(1,) * num_columns)
-            added = change.bias if is_bias else None if change.b is None or change.a is None else change.b @ change.a
-            if added is not None:
-                rows += added.reshape(rows.shape)
+            _apply(change, self._model.part(numbers, place), is_bias=is_bias)
         numbers = np.ascontiguousarray(numbers.T if is_transposed else numbers)
         return torch.from_numpy(numbers).to(tensor.dtype)
+
+    def with_experts(
+        self, tensor: Tensor, parts: Mapping[str, Callable[[Tensor], Tensor]], changes: Mapping[str, Change]
+    ) -> tuple[Tensor, set[str]]:
+        """Return a tensor of all experts with the changes of the modules in it, and the modules whose biases it has."""
+        found = [(name, one) for name in parts for one in self.places(name.rpartition(".")[0]).keys() & changes.keys()]
+        if not found:
+            return tensor, set()
+        numbers, biases = tensor.to(torch.float32, copy=True), {one for name, one in found if name.endswith(".bias")}
+        for name, module in found:
+            _apply(changes[module], parts[name](numbers).numpy(), is_bias=name.endswith(".bias"))
+        return numbers.to(tensor.dtype), biases
+
+
+def _apply(change: Change, rows: Float32, *, is_bias: bool) -> None:
+    """Change the rows of a module, which may have an axis for heads before them, or its bias."""
+    num_columns = 0 if is_bias else 1
+    if change.factors is not None:
+        rows *= change.factors.reshape(*rows.shape[: rows.ndim - num_columns], *(1,) * num_columns)
+    added = change.bias if is_bias else None if change.b is None or change.a is None else change.b @ change.a
+    if added is not None:
+        rows += added.reshape(rows.shape)

@@ -301,6 +301,9 @@ class ExpertMatrices:
     """`[N * 2I]`"""
     down_bias: Tensor | None = None
     """`[N * E]`"""
+    gate_up_parts: Sequence[Projection] = ()
+    """For adapters, of each expert, as `down_parts`; empty: they cannot change experts."""
+    down_parts: Sequence[Projection] = ()
 
     @property
     def is_part(self) -> bool:

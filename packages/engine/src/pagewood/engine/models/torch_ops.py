@@ -131,7 +131,7 @@ class TorchOps:
         self._exchange = exchange
         self.projections: list[Projection] = []
         """Those that adapters could change, in the order in which they were made."""
-        # contents written by: adaptable
+        # contents written by: adaptable, experts
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
@@ -243,6 +243,7 @@ class TorchOps:
         self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
     ) -> ChosenExperts[Tensor]:
         """Return experts, each with projections of its own."""
+        self.projections += (*matrices.gate_up_parts, *matrices.down_parts)
         return TorchExperts(matrices, activation, self, weighs_inputs=weighs_inputs)
 
     def scale_chosen(self, shares: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pagewood.engine.models.expert_map import ExpertPlacement
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, ExpertMatrices, Linear, Ops, Placing, Weights
+from pagewood.engine.models.ops import A, ExpertMatrices, Linear, Ops, Placing, Projection, Weights
 from pagewood.engine.models.parts.feed_forward import Activation, FeedForward, FeedForwardConfig, in_halves
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stored.head_order import RowOrder
@@ -228,6 +228,24 @@ def _read_matrices(
             (f"{prefix}{names.experts}.{expert}.{name}.{kind}", rows) for expert in range(count) for name, rows in parts
         ]
 
+    def projection(
+        expert: int,
+        parts: Sequence[tuple[str, int]],
+        inputs: int,
+        *,
+        order: RowOrder | None = None,
+        part: range | None = None,
+        adds_bias: bool = True,
+    ) -> Projection:
+        return Projection(
+            parts=[(f"{prefix}{names.experts}.{expert}.{name}", rows) for name, rows in parts],
+            inputs=inputs,
+            order=order,
+            part=part,
+            has_bias=config.has_bias,
+            adds_bias=adds_bias,
+        )
+
     gate_up, down = ((names.gate, config.size), (names.up, config.size)), (names.down, hidden_size)
     order = down_order = inner = None
     experts: Sequence[int] = range(count)
@@ -237,6 +255,7 @@ def _read_matrices(
     elif (inner := shard.inputs("intermediate_size of experts", config.size)) is not None:
         order = in_halves(inner, config.size, num_experts=count)
     adds_bias = placement is not None or shard.rank == 0  # of parts of a sum, one has it
+    of_expert = None if inner is None else in_halves(inner, config.size)
     down_bias = weights.stack(each(down, kind="bias"), order=down_order) if config.has_bias else None
     return ExpertMatrices(
         count=len(experts),
@@ -247,6 +266,8 @@ def _read_matrices(
         down=weights.stack(each(down), config.size, order=down_order, inputs=inner),
         gate_up_bias=weights.stack(each(*gate_up, kind="bias"), order=order) if config.has_bias else None,
         down_bias=down_bias if adds_bias else None,
+        gate_up_parts=[projection(expert, gate_up, hidden_size, order=of_expert) for expert in experts],
+        down_parts=[projection(expert, [down], config.size, part=inner, adds_bias=adds_bias) for expert in experts],
     )
 
 

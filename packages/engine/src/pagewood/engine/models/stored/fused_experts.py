@@ -14,7 +14,7 @@ Legend: N experts, I size of an expert, E hidden_size.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -104,13 +104,28 @@ def separate_experts(files: TensorFiles, *, like: TensorFiles | None = None) -> 
         files: as they are stored.
         like: all files of the model as they are stored, if `files` may be some of its tensors only.
     """
+    views = _all_views(files, files if like is None else like)
+    return SeparateExperts(files, views) if views else files
+
+
+def expert_parts(files: TensorFiles) -> dict[str, dict[str, Callable[[Tensor], Tensor]]]:
+    """Return what lies in each tensor of `files`, as they are stored, that holds those of several experts.
+
+    Functions return the tensor of a name as a view of the stored one.
+    """
+    found: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {}
+    for name, view in _all_views(files, files).items():
+        found.setdefault(view.stored, {})[name] = view.of
+    return found
+
+
+def _all_views(files: TensorFiles, like: TensorFiles) -> dict[str, _View]:
     views: dict[str, _View] = {}
     for name in files.names():
         match = _FUSED.fullmatch(name)
         if match is not None:
-            whole = files if like is None or name not in like.names() else like
-            views |= _views(files, name, match, whole)
-    return SeparateExperts(files, views) if views else files
+            views |= _views(files, name, match, like if name in like.names() else files)
+    return views
 
 
 def _views(files: TensorFiles, name: str, match: re.Match[str], whole: TensorFiles) -> dict[str, _View]:

@@ -26,6 +26,7 @@ from pagewood.engine.adapters.low_rank import AdapterWeights, Change
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.models.ops import Linear, Projection
+from pagewood.engine.models.stored.expert_codes import EXPERTS
 from pagewood.engine.runner.cuda.device import Device
 
 _RANKS = 16
@@ -167,7 +168,16 @@ class CUDAAdapters:
         return _AdaptedLinear(linear, self, site, self._kernels)
 
     def pack(self, weights: AdapterWeights) -> PackedAdapter:
-        """Lay an adapter out; on any thread."""
+        """Lay an adapter out; on any thread.
+
+        Raises:
+            ValueError: it changes experts.
+        """
+        if changed := next((name for name in weights.changes if EXPERTS in name), None):
+            raise ValueError(
+                f"experts must not be changed on CUDA, where slots for all would take much memory, got {changed}; an "
+                "adapter that is merged (--merge-adapter) may change them"
+            )
         changes = [
             [
                 self._packed(weights.changes.get(name, _NOTHING), projection, rows)

@@ -7,6 +7,9 @@ tiles of other products, so the sum of a row has one order whatever rows lie bes
 A projection may consist of several modules with the same inputs, one below the other (its components), of which an
 adapter changes some. The matrices A of an adapter lie below each other and are multiplied together.
 
+Every expert has projections of its own, which are neighbours in the table. The rows of experts, by expert already, are
+grouped by slot within an expert; a run is then of one slot and one expert.
+
 Legend: T rows, K inputs, N outputs, C components, R columns of all A of a slot (a multiple of 32), Z most of them.
 """
 
@@ -43,7 +46,8 @@ PANELS = 16
 RUN = BLOCK * TALL
 """Most rows of a run."""
 NUM_RUN_COLUMNS = 3
-"""Columns of the table of runs: slot, first place in the order, number of rows."""
+"""Columns of the table of runs: the row of projection 0 in the table of slots, first place in the order, their number.
+Projection p has that row + p; where rows are those of experts, projection 0 is one of the first expert."""
 _U = np.uint64
 
 
@@ -78,34 +82,38 @@ NUM_SITE_COLUMNS = SiteColumn.COMPONENTS + MOST_COMPONENTS * NUM_COMPONENT_COLUM
 
 
 @inlined
-def _group(slots: Any, num_slots: Any, order: Any, runs: Any) -> Any:
-    """Write the rows with a slot to `order`, by slot, and their runs; return how many runs there are."""
-    free = np.zeros(num_slots + 1, np.int64)  # of each slot: at first its rows, then the first place that is free
-    for row in range(slots.shape[0]):
-        if slots[row] >= 0:
-            free[slots[row] + 1] += 1
-    num_runs, start = 0, 0
-    for slot in range(num_slots):
+def _group(slots: Any, first: Any, last: Any, free: Any, num_sites: Any, entry: Any, order: Any, start: Any, runs: Any,
+           num_runs: Any) -> Any:  # fmt: skip
+    """Write the rows in [first, last) with one of the `slots` `[T]` to `order` from `start` on, by slot, and the runs.
+
+    The table has `num_sites` rows of a slot; `entry` is added to the row of each run. `free` `[slots + 1]` is changed.
+    Return the ends of what `order` and `runs` hold.
+    """
+    free[:] = 0  # of each slot: at first its rows, then the first place that is free
+    for place in range(first, last):
+        if slots[place] >= 0:
+            free[slots[place] + 1] += 1
+    for slot in range(free.shape[0] - 1):
         count = free[slot + 1]
         free[slot] = start
         parts = (count + RUN - 1) // RUN
         for part in range(parts):
-            first, last = start + count * part // parts, start + count * (part + 1) // parts
-            runs[num_runs, 0], runs[num_runs, 1], runs[num_runs, 2] = slot, first, last - first
+            begin, end = start + count * part // parts, start + count * (part + 1) // parts
+            runs[num_runs, 0], runs[num_runs, 1], runs[num_runs, 2] = slot * num_sites + entry, begin, end - begin
             num_runs += 1
         start += count
-    for row in range(slots.shape[0]):
-        if slots[row] >= 0:
-            order[free[slots[row]]] = row
-            free[slots[row]] += 1
-    return num_runs
+    for place in range(first, last):
+        if slots[place] >= 0:
+            order[free[slots[place]]] = place
+            free[slots[place]] += 1
+    return start, num_runs
 
 
 @instruction(one_part)
 @inlined
 def group_tokens(
     scope: InScope, row_slots_at: Any, row_starts_at: Any, slots_at: Any, order_at: Any, runs_at: Any,
-    num_slots: Any, num_runs_at: Count, num_rows: NumRows,
+    num_slots: Any, num_sites: Any, num_runs_at: Count, num_rows: NumRows,
 ) -> None:  # fmt: skip
     """Group the tokens of a scope by the slot of their request.
 
@@ -117,6 +125,7 @@ def group_tokens(
         order_at: `[T] int32`, written: the tokens with a slot, by slot.
         runs_at: `[T, NUM_RUN_COLUMNS] int32`, written.
         num_slots: slots are below it.
+        num_sites: of the model.
         num_runs_at: written.
         num_rows: T.
     """
@@ -128,14 +137,16 @@ def group_tokens(
         for token in range(offsets[grant], offsets[grant + 1]):
             slots[token] = slot if token >= first else -1
     runs = integer_rows(runs_at, num_rows, NUM_RUN_COLUMNS)
-    longs(num_runs_at, 1)[0] = _group(slots, num_slots, integers(order_at, num_rows), runs)
+    order, free = integers(order_at, num_rows), np.empty(num_slots + 1, np.int64)
+    _, num_runs = _group(slots, 0, num_rows, free, num_sites, 0, order, 0, runs, 0)
+    longs(num_runs_at, 1)[0] = num_runs
 
 
 @instruction(one_part)
 @inlined
 def group_kept(
     scope: InScope, slots_at: Any, kept_slots_at: Any, order_at: Any, runs_at: Any, num_slots: Any,
-    num_runs_at: Count, num_rows: NumRows,
+    num_sites: Any, num_runs_at: Count, num_rows: NumRows,
 ) -> None:  # fmt: skip
     """Like `group_tokens`, for the kept tokens of a scope, or for the wanted ones, which are the first of these.
 
@@ -149,7 +160,65 @@ def group_kept(
     for row in range(num_rows):
         kept_slots[row] = slots[kept[row]]
     runs = integer_rows(runs_at, num_rows, NUM_RUN_COLUMNS)
-    longs(num_runs_at, 1)[0] = _group(kept_slots, num_slots, integers(order_at, num_rows), runs)
+    order, free = integers(order_at, num_rows), np.empty(num_slots + 1, np.int64)
+    _, num_runs = _group(kept_slots, 0, num_rows, free, num_sites, 0, order, 0, runs, 0)
+    longs(num_runs_at, 1)[0] = num_runs
+
+
+@inlined
+def _changes(table_at: Any, entry: Any) -> Any:
+    """Whether an adapter changes the projection of a row of the table."""
+    own = longs(table_at + 8 * NUM_SITE_COLUMNS * entry, NUM_SITE_COLUMNS)
+    bits = np.int64(0)
+    for column in range(NUM_SITE_COLUMNS):
+        bits |= own[column]
+    return bits != 0
+
+
+@instruction(one_part)
+@inlined
+def group_experts(
+    table_at: Any, gate_up: Any, down: Any, token_slots_at: Any, places_at: Any, expert_runs_at: Any, slots_at: Any,
+    order_at: Any, runs_at: Any, num_slots: Any, num_sites: Any, num_chosen: Any, num_runs_at: Count,
+    num_rows: NumRows,
+) -> None:  # fmt: skip
+    """Group the rows of experts by the slot of their request, those of each expert by themselves.
+
+    Rows whose adapter changes nothing of their expert are in no run. The rows of this instruction are the runs of all
+    experts, `expert_runs`; for `places` and `num_chosen` see `experts.route.group`.
+
+    Args:
+        table_at: see `shrink`.
+        gate_up: number of the first expert's first projection; those of the others follow.
+        down: the same of its second.
+        token_slots_at: `[tokens] int32`, the slot of each token; -1: none.
+        places_at: see above.
+        expert_runs_at: see above.
+        slots_at: `[S] int32`, written: the slot of each row of an expert; -1: none that changes it.
+        order_at: see `group_tokens`, also for the next four.
+        runs_at: written.
+        num_slots: slots are below it.
+        num_sites: of the model.
+        num_chosen: see above.
+        num_runs_at: written.
+        num_rows: expert runs.
+    """
+    token_slots, places, slots = integers(token_slots_at, 0), integers(places_at, 0), integers(slots_at, 0)
+    expert_runs, runs = integer_rows(expert_runs_at, num_rows, 3), integer_rows(runs_at, 0, NUM_RUN_COLUMNS)
+    order, free = integers(order_at, 0), np.empty(num_slots + 1, np.int64)
+    start, num_runs = 0, 0
+    for number in range(num_rows):
+        expert, first = np.int64(expert_runs[number, 0]), np.int64(expert_runs[number, 1])
+        last = first + expert_runs[number, 2]
+        known, is_changed = np.int64(-1), False  # the slot of the row before, and whether it changes the expert
+        for place in range(first, last):
+            slot = np.int64(token_slots[places[place] // num_chosen])
+            if slot >= 0 and slot != known:
+                entry, known = slot * num_sites + expert, slot
+                is_changed = _changes(table_at, entry + gate_up) or _changes(table_at, entry + down)
+            slots[place] = slot if slot >= 0 and is_changed else -1
+        start, num_runs = _group(slots, first, last, free, num_sites, expert, order, start, runs, num_runs)
+    longs(num_runs_at, 1)[0] = num_runs
 
 
 @inlined
@@ -160,27 +229,27 @@ def _num_shrunk(num_rows: Any, most: Any) -> Any:
 @instruction(_num_shrunk)
 @strict
 def shrink(
-    table_at: Any, site: Any, num_sites: Any, order_at: Any, runs_at: Any, x_at: Any, out_at: Any, size: Any, most: Any,
+    table_at: Any, site: Any, order_at: Any, runs_at: Any, x_at: Any, out_at: Any, x_size: Any, size: Any, most: Any,
     part: Part,
 ) -> None:  # fmt: skip
-    """Write one panel of `out` `[T, Z]` for one run: its rows of `x` `[T, K]`, in the order of the groups, times A.
+    """Write one panel of `out` `[T, Z]` for one run: its rows of `x`, in the order of the groups, times A.
 
     Args:
-        table_at: `[slots, num_sites, NUM_SITE_COLUMNS] int64`.
+        table_at: `[rows, NUM_SITE_COLUMNS] int64`, those of a slot below each other; see `NUM_RUN_COLUMNS`.
         site: which projection.
-        num_sites: of the model.
         order_at: see `group_tokens`; the same for `runs_at`.
         runs_at: the rows of this instruction.
-        x_at: the input of the projection.
+        x_at: `[T, x_size]`, the input of the projection.
         out_at: written, in the order of the groups.
+        x_size: at least K.
         size: K.
         most: Z.
         part: which, run by run.
     """
     runs, panel = integer_rows(runs_at, 0, NUM_RUN_COLUMNS), part % (most // WIDTH)
     run = part // (most // WIDTH)
-    slot, first, count = np.int64(runs[run, 0]), np.int64(runs[run, 1]), np.int64(runs[run, 2])
-    own = longs(table_at + 8 * NUM_SITE_COLUMNS * (slot * num_sites + site), NUM_SITE_COLUMNS)
+    entry, first, count = np.int64(runs[run, 0]), np.int64(runs[run, 1]), np.int64(runs[run, 2])
+    own = longs(table_at + 8 * NUM_SITE_COLUMNS * (entry + site), NUM_SITE_COLUMNS)
     if own[SiteColumn.SHRINK] == 0 or panel * WIDTH >= own[SiteColumn.SIZE]:
         return
     order, x, out = integers(order_at, 0), vector(x_at, 0), vector(out_at, 0)
@@ -192,12 +261,12 @@ def shrink(
         at = begin * most + panel * WIDTH
         if order[end - 1] - order[begin] == end - 1 - begin:  # neighbours, which are read where they are
             multiply_rows(
-                end - begin, x, np.int64(order[begin]) * size, size, panels, panel_at, size, zeros, 0, out, at, most,
-                panel_at, 0,
+                end - begin, x, np.int64(order[begin]) * x_size, x_size, panels, panel_at, size, zeros, 0, out, at,
+                most, panel_at, 0,
             )  # fmt: skip
             continue
         for place in range(begin, end):
-            source = np.int64(order[place]) * size
+            source = np.int64(order[place]) * x_size
             for i in range(_U(size)):
                 gathered[_U((place - begin) * size) + i] = x[_U(source) + i]
         multiply_rows(
@@ -208,15 +277,14 @@ def shrink(
 @instruction(single_rows)
 @strict
 def pick(
-    table_at: Any, site: Any, num_sites: Any, order_at: Any, runs_at: Any, tokens_at: Any, out_at: Any, most: Any,
+    table_at: Any, site: Any, order_at: Any, runs_at: Any, tokens_at: Any, out_at: Any, most: Any,
     part: Part,
 ) -> None:  # fmt: skip
     """Do for an embedding what `shrink` does for a projection: write the rows of the transposed A of one run's tokens.
 
     Args:
-        table_at: see `shrink`, also for the next four.
+        table_at: see `shrink`, also for the next three.
         site: which embedding.
-        num_sites: of the model.
         order_at: rows by slot.
         runs_at: the rows of this instruction.
         tokens_at: `[T] int32`, ids, below K.
@@ -225,8 +293,8 @@ def pick(
         part: which run.
     """
     runs = integer_rows(runs_at, 0, NUM_RUN_COLUMNS)
-    slot, first, count = np.int64(runs[part, 0]), np.int64(runs[part, 1]), np.int64(runs[part, 2])
-    own = longs(table_at + 8 * NUM_SITE_COLUMNS * (slot * num_sites + site), NUM_SITE_COLUMNS)
+    entry, first, count = np.int64(runs[part, 0]), np.int64(runs[part, 1]), np.int64(runs[part, 2])
+    own = longs(table_at + 8 * NUM_SITE_COLUMNS * (entry + site), NUM_SITE_COLUMNS)
     if own[SiteColumn.SHRINK] == 0:
         return
     order, tokens, out, size = integers(order_at, 0), integers(tokens_at, 0), vector(out_at, 0), own[SiteColumn.SIZE]
@@ -245,15 +313,14 @@ def _num_expanded(num_rows: Any, num_panels: Any) -> Any:
 @instruction(_num_expanded)
 @strict
 def expand(
-    table_at: Any, site: Any, num_sites: Any, order_at: Any, runs_at: Any, x_at: Any, out_at: Any, sizes_at: Any,
-    num_panels: Any, size: Any, most: Any, part: Part,
+    table_at: Any, site: Any, order_at: Any, runs_at: Any, x_at: Any, out_at: Any, sizes_at: Any, num_panels: Any,
+    size: Any, most: Any, part: Part,
 ) -> None:  # fmt: skip
     """Add to some panels of `out` `[T, N]`, for the rows of one run, what their adapter adds.
 
     Args:
-        table_at: see `shrink`, also for the next four.
+        table_at: see `shrink`, also for the next three.
         site: which projection.
-        num_sites: of the model.
         order_at: rows by slot.
         runs_at: the rows of this instruction.
         x_at: `[T, Z]`, the result of `shrink`.
@@ -266,8 +333,8 @@ def expand(
     """
     runs, of_run = integer_rows(runs_at, 0, NUM_RUN_COLUMNS), (num_panels + PANELS - 1) // PANELS
     run, start = part // of_run, part % of_run * PANELS
-    slot, first, count = np.int64(runs[run, 0]), np.int64(runs[run, 1]), np.int64(runs[run, 2])
-    own = longs(table_at + 8 * NUM_SITE_COLUMNS * (slot * num_sites + site), NUM_SITE_COLUMNS)
+    entry, first, count = np.int64(runs[run, 0]), np.int64(runs[run, 1]), np.int64(runs[run, 2])
+    own = longs(table_at + 8 * NUM_SITE_COLUMNS * (entry + site), NUM_SITE_COLUMNS)
     order, x, sizes, out = integers(order_at, 0), vector(x_at, 0), longs(sizes_at, 0), floats(out_at, 0, size)
     zeros, added = np.zeros(WIDTH, np.float32), np.empty(LOW * WIDTH, np.float32)
     num = (count + LOW - 1) // LOW
@@ -307,5 +374,5 @@ def expand(
                     out[row, column + inside + j] = own_value
 
 
-ADAPTERS = Unit("adapters", group_tokens, group_kept, shrink, pick, expand)
+ADAPTERS = Unit("adapters", group_tokens, group_kept, group_experts, shrink, pick, expand)
 """For models to whose projections adapters may add."""

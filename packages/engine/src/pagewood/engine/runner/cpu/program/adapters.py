@@ -29,6 +29,7 @@ from pagewood.engine.runner.cpu.compiled.adapters import (
     SiteColumn,
 )
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
+from pagewood.engine.runner.cpu.program.experts import Grouping
 from pagewood.engine.runner.cpu.program.tape import Buffer, Rows
 
 Float32 = NDArray[np.float32]
@@ -76,17 +77,18 @@ class CPUAdapters:
     __slots__ = (
         "_known",
         "_max_rank",
-        "_num_slots",
         "_numbers",
         "_projections",
         "_resident",
         "_row_slots",
         "_row_starts",
         "_table",
+        "num_slots",
     )
 
     def __init__(self, *, num_slots: int, max_rank: int, num_rows: int) -> None:
-        self._num_slots = num_slots
+        self.num_slots = num_slots
+        """S."""
         self._max_rank = max_rank
         self._projections: list[Projection] = []  # written by: begin, add
         self._row_slots: Int32 = np.full(num_rows, -1, np.int32)  # contents written by: admit
@@ -112,7 +114,7 @@ class CPUAdapters:
     def table(self) -> Int64:
         """[S, P, NUM_SITE_COLUMNS], what each slot says of each projection; no projection is added after that."""
         if self._table is None:
-            self._table = np.zeros((self._num_slots, len(self._projections), NUM_SITE_COLUMNS), np.int64)
+            self._table = np.zeros((self.num_slots, len(self._projections), NUM_SITE_COLUMNS), np.int64)
         return self._table
 
     def begin(self) -> None:
@@ -125,17 +127,24 @@ class CPUAdapters:
         Raises:
             ValueError: it consists of more modules than the instructions know.
         """
-        if len(projection.parts) > MOST_COMPONENTS:
+        return AdaptedLinear(linear, self._added([projection]))
+
+    def add_experts(self, gate_up: Sequence[Projection], down: Sequence[Projection]) -> AdaptedExperts:
+        """Return what adds to the projections of some experts; see `add` for errors."""
+        return AdaptedExperts(self, self._added(gate_up), self._added(down))
+
+    def _added(self, projections: Sequence[Projection]) -> _Site:
+        """Add projections that are alike."""
+        num_parts = len(projections[0].parts)
+        if num_parts > MOST_COMPONENTS:
             raise ValueError(
-                f"adapters need projections of at most {MOST_COMPONENTS} modules, got {len(projection.parts)} in "
-                f"{projection.parts[0][0]}"
+                f"adapters need projections of at most {MOST_COMPONENTS} modules, got {num_parts} in "
+                f"{projections[0].parts[0][0]}"
             )
         assert self._table is None
-        self._projections.append(projection)
-        return AdaptedLinear(linear, self, len(self._projections) - 1, self._most(projection))
-
-    def _most(self, projection: Projection) -> int:
-        return -(-len(projection.parts) * self._max_rank // WIDTH) * WIDTH
+        number = len(self._projections)
+        self._projections += projections
+        return _Site(self, number, projections[0], -(-num_parts * self._max_rank // WIDTH) * WIDTH)
 
     def pack(self, weights: AdapterWeights) -> PackedAdapter:
         """Lay an adapter out."""
@@ -148,6 +157,8 @@ class CPUAdapters:
 
         for row, projection in zip(rows, self._projections, strict=True):
             changes = [weights.changes.get(name) for name, _ in projection.parts]
+            if not any(changes):
+                continue
             firsts, stacked = _stacked([None if one is None else one.a for one in changes])
             row[SiteColumn.SIZE] = len(stacked)
             if projection.part is not None:
@@ -184,7 +195,7 @@ class CPUAdapters:
 
     def witness(self) -> Int32:
         """Return sums over the slots of rows and the adapters in slots, which are the same on all ranks of a model."""
-        places = np.arange(1, 1 + max(len(self._row_slots), self._num_slots), dtype=np.int32)  # products wrap around
+        places = np.arange(1, 1 + max(len(self._row_slots), self.num_slots), dtype=np.int32)  # products wrap around
         tables = (self._row_slots, self._row_starts, self._numbers)
         return np.array([one @ places[: len(one)] for one in tables], np.int32)
 
@@ -203,50 +214,99 @@ class CPUAdapters:
         if rows == scope.tokens:
             tape.write(
                 adapters.group_tokens, rows, scope=scope, row_slots=self._row_slots, row_starts=self._row_starts,
-                slots=own.slots, order=own.order, runs=own.runs, num_slots=self._num_slots, num_runs=own.num_runs,
+                slots=own.slots, order=own.order, runs=own.runs, num_slots=self.num_slots,
+                num_sites=self.table.shape[1], num_runs=own.num_runs,
             )  # fmt: skip
             return own
         of_tokens = self.grouping(Buffer(tape, scope.tokens, 1))
         tape.write(
             adapters.group_kept, rows, scope=scope, slots=of_tokens.slots, kept_slots=own.slots, order=own.order,
-            runs=own.runs, num_slots=self._num_slots, num_runs=own.num_runs,
+            runs=own.runs, num_slots=self.num_slots, num_sites=self.table.shape[1], num_runs=own.num_runs,
         )  # fmt: skip
         return own
+
+
+class _Site:
+    """A projection, or the same one of several experts, whose numbers follow each other."""
+
+    __slots__ = ("_adapters", "_inputs", "_most", "_sizes", "_takes_tokens", "number")
+
+    def __init__(self, adapters: CPUAdapters, number: int, projection: Projection, most: int) -> None:
+        """Take the first number, and what they are; an adapter has at most `most` columns of A for each."""
+        self._adapters = adapters
+        self.number = number
+        self._inputs = projection.inputs if projection.part is None else len(projection.part)
+        self._takes_tokens = projection.takes_tokens
+        self._sizes: Int64 = np.array(projection.sizes_here(), np.int64)
+        self._most = most
+
+    def grouping(self, x: Buffer) -> _Grouping:
+        """Return the groups of the rows of `x`."""
+        return self._adapters.grouping(x)
+
+    def adapt(self, x: Buffer, out: Buffer, grouping: _Grouping) -> None:
+        """Write the instructions that add to `out` `[T, N]`, the result for `x` `[T, at least K]`, or for tokens."""
+        tape = x.tape
+        shrunk = tape.buffer(x.rows, self._most)
+        own = {
+            "table": self._adapters.table, "site": self.number, "order": grouping.order, "runs": grouping.runs,
+            "most": self._most,
+        }  # fmt: skip
+        if self._takes_tokens:
+            tape.write(adapters.pick, grouping.num_runs, **own, tokens=x, out=shrunk)
+        else:
+            tape.write(adapters.shrink, grouping.num_runs, **own, x=x, out=shrunk, x_size=x.size, size=self._inputs)
+        tape.write(
+            adapters.expand, grouping.num_runs, **own, x=shrunk, out=out, sizes=self._sizes,
+            num_panels=int((-(-self._sizes // WIDTH)).sum()), size=out.size,
+        )  # fmt: skip
 
 
 class AdaptedLinear:
     """A projection to which adapters add. Invariant: rows without an adapter have the bits of the projection itself."""
 
-    __slots__ = ("_adapters", "_linear", "_most", "_number", "_sizes")
+    __slots__ = ("_linear", "_site")
 
-    def __init__(self, linear: Linear[Buffer], adapters: CPUAdapters, number: int, most: int) -> None:
-        """Take a projection, the one with this number; an adapter has at most `most` columns of A for it."""
+    def __init__(self, linear: Linear[Buffer], site: _Site) -> None:
         self._linear = linear
-        self._adapters = adapters
-        self._number = number
-        self._most = most
-        self._sizes: Int64 = np.array(adapters.projections[number].sizes_here(), np.int64)
+        self._site = site
 
     def __call__(self, x: Buffer) -> Buffer:
         """Return `[T, N]` of `[T, K]`."""
-        grouping, tape, table = self._adapters.grouping(x), x.tape, self._adapters.table
+        grouping = self._site.grouping(x)
         out = self._linear(x)
-        shrunk = tape.buffer(x.rows, self._most)
-        own = {"table": table, "site": self._number, "num_sites": table.shape[1], "order": grouping.order}
-        if self._adapters.projections[self._number].takes_tokens:
-            tape.write(
-                adapters.pick, grouping.num_runs, **own, runs=grouping.runs, tokens=x, out=shrunk, most=self._most
-            )
-        else:
-            tape.write(
-                adapters.shrink, grouping.num_runs, **own, runs=grouping.runs, x=x, out=shrunk, size=x.size,
-                most=self._most,
-            )  # fmt: skip
-        tape.write(
-            adapters.expand, grouping.num_runs, **own, runs=grouping.runs, x=shrunk, out=out, sizes=self._sizes,
-            num_panels=int((-(-self._sizes // WIDTH)).sum()), size=out.size, most=self._most,
-        )  # fmt: skip
+        self._site.adapt(x, out, grouping)
         return out
+
+
+class AdaptedExperts:
+    """What adapters add to the projections of experts. Invariant: the same as that of `AdaptedLinear`."""
+
+    __slots__ = ("_adapters", "down", "gate_up")
+
+    def __init__(self, adapters: CPUAdapters, gate_up: _Site, down: _Site) -> None:
+        self._adapters = adapters
+        self.gate_up = gate_up
+        """Of the first product."""
+        self.down = down
+        """Of the second."""
+
+    def group(self, x: Buffer, experts: Grouping) -> _Grouping:
+        """Write the instruction that groups the slots of `experts`, which are those of the rows of `x`."""
+        tape, num_chosen, table = x.tape, experts.slots.size, self._adapters.table
+        own = _Grouping(
+            slots=tape.buffer(experts.num_slots, 1),
+            order=tape.buffer(experts.num_slots, 1),
+            runs=tape.buffer(x.rows, num_chosen * NUM_RUN_COLUMNS),
+            num_runs=tape.counted(x.rows, times=num_chosen),
+        )
+        tape.write(
+            adapters.group_experts, experts.num_runs, table=table, gate_up=self.gate_up.number,
+            down=self.down.number, token_slots=self._adapters.grouping(x).slots, places=experts.places,
+            expert_runs=experts.runs, slots=own.slots, order=own.order, runs=own.runs,
+            num_slots=self._adapters.num_slots, num_sites=table.shape[1], num_chosen=num_chosen, num_runs=own.num_runs,
+        )  # fmt: skip
+        return own
 
 
 def _stacked(matrices: Sequence[Float32 | None]) -> tuple[list[int], Float32]:

@@ -58,7 +58,7 @@ from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.compiled.recurrence import RECURRENCE
 from pagewood.engine.runner.cpu.program import experts
-from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
+from pagewood.engine.runner.cpu.program.adapters import AdaptedExperts, CPUAdapters
 from pagewood.engine.runner.cpu.program.exchange import Exchange
 from pagewood.engine.runner.cpu.program.latent_attention import CPULatentHeads
 from pagewood.engine.runner.cpu.program.norm_arrays import bias_of, weight_of
@@ -201,7 +201,7 @@ class PackedEmbedding:
 class CPUExperts:
     """Experts, each with two matrices. Invariant: a token's result depends on that token only, to the last bit."""
 
-    __slots__ = ("_activation", "_count", "_down", "_first", "_gate_up", "_ops", "_rows", "_weighs_inputs")
+    __slots__ = ("_activation", "_adapted", "_count", "_down", "_first", "_gate_up", "_ops", "_rows", "_weighs_inputs")
 
     def __init__(
         self,
@@ -214,6 +214,7 @@ class CPUExperts:
         rows: NDArray[np.int64] | None,
         activation: Activation,
         weighs_inputs: bool,
+        adapted: AdaptedExperts | None,
     ) -> None:
         """Take the matrices of `count` experts.
 
@@ -226,7 +227,9 @@ class CPUExperts:
             rows: where the rows of each placed expert are counted; None: they are not.
             activation: see `Ops.experts`.
             weighs_inputs: likewise.
+            adapted: what adapters add; None: nothing.
         """
+        self._adapted = adapted
         self._gate_up = gate_up
         self._down = down
         self._ops = ops
@@ -243,8 +246,16 @@ class CPUExperts:
             experts.count_rows(chosen, self._rows)
         grouping = experts.group(chosen, self._count, self._first)
         own = experts.spread(x, grouping, before, self._gate_up.depth)
-        own = gated(self._ops, self._activation, self._gate_up(own, grouping))
-        return experts.collect(self._down(own, grouping), grouping, behind)
+        gate_up, adapted = self._gate_up(own, grouping), self._adapted
+        if adapted is None:
+            down = self._down(gated(self._ops, self._activation, gate_up), grouping)
+            return experts.collect(down, grouping, behind)
+        groups = adapted.group(x, grouping)
+        adapted.gate_up.adapt(own, gate_up, groups)
+        own = gated(self._ops, self._activation, gate_up)
+        down = self._down(own, grouping)
+        adapted.down.adapt(own, down, groups)
+        return experts.collect(down, grouping, behind)
 
 
 class CPUOps:
@@ -497,9 +508,13 @@ class CPUOps:
             self.units[PLACING] = None
             size = matrices.num_placed or matrices.count
             counts = self.expert_rows.setdefault(matrices.counted_as, np.zeros(size, np.int64))
+        adapted = None
+        if self._adapters is not None and matrices.gate_up_parts:
+            self.units[ADAPTERS] = None
+            adapted = self._adapters.add_experts(matrices.gate_up_parts, matrices.down_parts)
         return CPUExperts(
             gate_up, down, self, count=matrices.count, first=matrices.first, rows=counts, activation=activation,
-            weighs_inputs=weighs_inputs,
+            weighs_inputs=weighs_inputs, adapted=adapted,
         )  # fmt: skip
 
     def _one_of_each(
