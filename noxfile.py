@@ -25,6 +25,7 @@ ENGINES = (
     "sglang==0.5.23", "vllm==0.33.0", "compressed-tensors==0.18.0", "xgrammar", "accelerate", "mistral_common", "numba",
     "llvmlite", "depyf", "astor", "outlines==0.1.11", "ijson", "modelscope", "triton", "ai-dynamo-runtime==1.6.1",
     "mooncake-transfer-engine-non-cuda==0.3.13.post1", "nixl-cu12==1.5.1", "lmcache==0.5.6", "trl==1.16.0",
+    "verl==0.9.1", "tensordict==0.10.0", "pyvers",
 )  # fmt: skip
 ENGINES_NEED = (
     "regex", "cachetools", "psutil", "sentencepiece", "requests", "tqdm", "blake3", "py-cpuinfo",
@@ -34,7 +35,7 @@ ENGINES_NEED = (
     "openai-harmony", "xxhash", "apache-tvm-ffi==0.1.11", "uvicorn", "uvloop", "scipy", "interegular", "gguf", "lark",
     "outlines_core", "zstandard", "nvidia-ml-py", "python-multipart", "distro", "easydict", "prompt_toolkit", "six",
     "python-json-logger", "packaging", "loguru", "dill", "diskcache", "ipython", "typing_extensions", "msgpack",
-    "anthropic", "aiofile", "aiofiles", "cryptography",
+    "anthropic", "aiofile", "aiofiles", "cryptography", "ray", "omegaconf", "codetiming", "hydra-core",
 )  # fmt: skip
 # For optional features, examples and our own tools.
 EXTRAS = (
@@ -84,7 +85,7 @@ def litellm(session: nox.Session) -> None:
 def integrations(session: nox.Session) -> None:
     """Test what plugs into SGLang, vLLM, mini-sglang, Dynamo, Mooncake, NIXL and LMCache with real wheels on a CPU.
 
-    trl's client for vLLM is tested, too.
+    trl's client for vLLM and a rollout of verl are tested, too.
 
     Mooncake needs the system's libibverbs (`apt install libibverbs1`), and NIXL a Redis server (`redis-server`);
     without them, their tests are skipped.

@@ -13,7 +13,7 @@ from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.offline.arguments import Conversation, Conversations, Prompt, Prompts, engine_config
 from pagewood.engine.offline.beam_search import BeamSearches, BeamSearchResult
-from pagewood.engine.offline.calls import Call, Completion
+from pagewood.engine.offline.calls import Call, Completion, Question, QuestionCommand
 from pagewood.engine.offline.engine_thread import EngineThread
 from pagewood.engine.offline.options import CallOptions, Each, Sampling
 from pagewood.engine.offline.vectors import RankedDocument, VectorRequests, Vectors
@@ -261,6 +261,19 @@ class AsyncLLM:
     async def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
         """Take memory again, see `LLM.wake_up`."""
         check_done(await self._engine.ask(wake_question(tags)))
+
+    async def tell(self, command: QuestionCommand) -> str:
+        """Carry out a command such as `Pause`, `Flush` or a `Sleep` of some tags; its id must be new.
+
+        Returns:
+            The version of the weights, if it has changed them.
+
+        Raises:
+            ValueError: it was refused.
+        """
+        answer = await self._engine.ask(Question(command))
+        check_done(answer)
+        return answer.weights
 
     async def _answered(self, call: Call) -> Call:
         """Return a call when it has all answers; an exception or a cancellation aborts its requests."""

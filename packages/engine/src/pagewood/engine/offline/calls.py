@@ -6,6 +6,7 @@ import reprlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from pagewood.engine.api import (
     Abort,
@@ -202,6 +203,10 @@ def _hidden(submit: Submit, eos_token_ids: Sequence[int]) -> frozenset[int]:
     return frozenset(submit.sampling.stop_token_ids).union(() if submit.sampling.ignore_eos else eos_token_ids)
 
 
+QuestionCommand: TypeAlias = UpdateWeights | Sleep | WakeUp | NameVersion | Pause | Resume | Flush
+"""Commands that are no requests, and have one answer."""
+
+
 class Question:
     """A command to the engine that has one answer and is no request.
 
@@ -211,7 +216,7 @@ class Question:
 
     __slots__ = ("answer", "command", "notify")
 
-    def __init__(self, command: UpdateWeights | Sleep | WakeUp | NameVersion | Pause | Resume | Flush) -> None:
+    def __init__(self, command: QuestionCommand) -> None:
         self.command = command
         self.notify: Callable[[], None] = lambda: None
         """Called when the answer arrives, and when none can be expected."""  # written by: async_llm, engine_thread

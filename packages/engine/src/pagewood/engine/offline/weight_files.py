@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -19,38 +17,44 @@ _FILE_BYTES = 256 << 20
 """Tensors are copied to memory before they are written, until there are this many bytes of them."""
 
 
-@contextmanager
-def written(tensors: Iterable[tuple[str, Tensor]]) -> Generator[tuple[str, ...]]:
-    """Write tensors, one after the other, and give the paths of the files; they are removed at the end.
+class TensorFolder:
+    """A new folder with tensors in files; it is gone after `close`."""
 
-    Args:
-        tensors: names and tensors, on any device; a tensor may be overwritten when the next one is asked for.
+    __slots__ = ("_files", "_folder", "_held", "_names")
 
-    Raises:
-        TypeError: an item is not a name with a tensor.
-        ValueError: there is no tensor, or a name comes twice.
-    """
-    with tempfile.TemporaryDirectory(prefix="pagewood-", dir=_SHARED if os.access(_SHARED, os.W_OK) else None) as name:
-        folder, files, names = Path(name), list[str](), set[str]()
-        held: dict[str, Tensor] = {}
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="pagewood-", dir=_SHARED if os.access(_SHARED, os.W_OK) else None
+        )
+        self._files: list[str] = []  # contents written by: _put
+        self._names: set[str] = set()  # contents written by: add
+        self._held: dict[str, Tensor] = {}  # contents written by: add, _put
 
-        def put() -> None:
-            path = folder / f"{len(files):05}.safetensors"
-            save_file(held, path)
-            files.append(str(path))
-            held.clear()
+    def add(self, name: object, tensor: object) -> None:
+        """Add a tensor, on any device; it may be overwritten afterwards. Wrong ones raise a TypeError or ValueError."""
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise TypeError(f"tensors must be pairs of a name and a tensor, got {name!r:.100} and {type(tensor)}")
+        if name in self._names:
+            raise ValueError(f"tensors must have each name once, got {name!r} again")
+        self._names.add(name)
+        self._held[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        if sum(one.nbytes for one in self._held.values()) >= _FILE_BYTES:
+            self._put()
 
-        for key, tensor in tensors:
-            if not isinstance(key, str) or not isinstance(tensor, Tensor):
-                raise TypeError(f"tensors must be pairs of a name and a tensor, got {key!r:.100} and {type(tensor)}")
-            if key in names:
-                raise ValueError(f"tensors must have each name once, got {key!r} again")
-            names.add(key)
-            held[key] = tensor.detach().to("cpu", copy=True).contiguous()
-            if sum(one.nbytes for one in held.values()) >= _FILE_BYTES:
-                put()
-        if held:
-            put()
-        if not files:
+    def files(self) -> tuple[str, ...]:
+        """Return the paths of the files, after the last tensor; a ValueError is raised if there is none."""
+        if self._held:
+            self._put()
+        if not self._files:
             raise ValueError("tensors must not be empty")
-        yield tuple(files)
+        return tuple(self._files)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._folder.cleanup()
+
+    def _put(self) -> None:
+        path = Path(self._folder.name) / f"{len(self._files):05}.safetensors"
+        save_file(self._held, path)
+        self._files.append(str(path))
+        self._held.clear()

@@ -31,10 +31,15 @@ def weight_update(
         folder = str(tensors)
         yield Question(UpdateWeights(request_id=request_id, folder=folder, version=version, old_kv=old_kv))
         return
-    from pagewood.engine.offline.weight_files import written  # needs torch
+    from pagewood.engine.offline.weight_files import TensorFolder  # needs torch
 
-    with written(tensors) as files:
-        yield Question(UpdateWeights(request_id=request_id, files=files, version=version, old_kv=old_kv))
+    folder = TensorFolder()
+    try:
+        for name, tensor in tensors:
+            folder.add(name, tensor)
+        yield Question(UpdateWeights(request_id=request_id, files=folder.files(), version=version, old_kv=old_kv))
+    finally:
+        folder.close()
 
 
 def answered_version(answer: Delta) -> str:
