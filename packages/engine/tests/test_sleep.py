@@ -15,13 +15,15 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from group_in_threads import ranks_are_threads
+from node_threads import following, over_nodes
 from pagewood.engine import LLM, LLMAsleepError, SamplingParams
 from pagewood.engine.api import Pause, Refusal, Resume
 from pagewood.engine.core.weights import ServedWeights
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.weight_commands import CheckWeights, Sleep, SleepTag, UpdateWeights, WakeUp, sleep_at
-from weight_bench import Scores, WeightBench, fresh_scores, tensors_of, write_tensors
+from weight_bench import Scores, WeightBench, bench_config, fresh_scores, tensors_of, write_tensors
 
 FOLDER = model_folder(None)
 SLOW = pytest.mark.slow
@@ -90,6 +92,24 @@ def test_processes_give_memory_back_to_the_system(num_ranks: int, level: int, tm
             assert bench.update(folder=str(folder)) is None
         assert bench.scores() == before
         assert settled_bytes(processes) > awake - 0.5 * num_bytes
+
+
+def test_ranks_on_two_hosts_sleep_and_change(old: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gives the memory of its part back; files of updates must be on all hosts."""
+    ranks_are_threads(monkeypatch)
+    config = over_nodes(2, bench_config(old, tensor_parallel_size=2, num_threads=2))
+    with following(config) as errors, WeightBench(old, config=config) as bench:
+        before = bench.scores()
+        assert sleep(bench, 1) is None
+        assert wake(bench) is None
+        assert bench.scores() == before
+        assert sleep(bench, 2) is None
+        assert wake(bench) is None
+        assert bench.update(folder=str(old)) is None
+        assert bench.scores() == before
+        assert bench.update(files=(str(new / "model.safetensors"),)) is None
+        assert bench.scores() != before
+    assert not errors
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])

@@ -4,12 +4,7 @@
 # torch is typed in part only.
 
 import asyncio
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +17,7 @@ from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.models.stored.updated_tensors import INDICES, VALUES
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.weight_commands import JoinGroup, LeaveGroup, NameVersion, Received, UpdateWeights
-from weight_bench import PROMPTS, Pair, WeightBench, fresh_scores, make_pair, tensors_of, write_tensors
+from weight_bench import PROMPTS, Pair, WeightBench, fresh_scores, make_pair, tensors_of, trainer, write_tensors
 
 
 @pytest.fixture(scope="module")
@@ -338,21 +333,6 @@ def test_async_llm_updates_beside_its_steps() -> None:
 
     asyncio.run(main())
     assert not [one for one in threading.enumerate() if one.name.startswith("weight-reader")]
-
-
-@contextmanager
-def trainer(file: Path, *, world_size: int) -> Generator[int]:
-    """A process that sends the tensors of a file, in the order of their names; yields its port."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    stub = Path(__file__).parent / "support" / "trainer_stub.py"
-    arguments = [sys.executable, str(stub), str(port), str(world_size), "trainer", str(file)]
-    process = subprocess.Popen(arguments, stdin=subprocess.PIPE)
-    try:
-        yield port
-    finally:
-        process.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])

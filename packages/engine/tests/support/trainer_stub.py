@@ -1,7 +1,7 @@
-"""A trainer that sends the tensors of a file to engines: `python trainer_stub.py PORT WORLD_SIZE NAME FILE`.
+"""A trainer that sends the tensors of a file to engines: `python trainer_stub.py PORT WORLD_SIZE NAME FILE [DEVICE]`.
 
 It makes its group as the trainers for SGLang do: beside a group of its own, by `torch.distributed`'s own function,
-under the address that it tells the engines.
+under the address that it tells the engines. Its group has the place in the store of one for DEVICE, by default "cpu".
 """
 
 # pyright: basic
@@ -13,6 +13,7 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch import distributed
 from torch.distributed import distributed_c10d
@@ -26,11 +27,12 @@ if __name__ == "__main__":
     limit = timedelta(seconds=60)
     store, rank, size = next(helpers.rendezvous(f"tcp://127.0.0.1:{port}", 0, world_size, timeout=limit))
     store = dist.PrefixStore(name, store)
+    device = (sys.argv[5:] or ["cpu"])[0]
     group, _ = helpers._new_process_group_helper(
-        size, rank, [], dist.Backend("gloo"), store, group_name=name, timeout=limit
+        size, rank, [], dist.Backend(f"{device}:gloo"), store, group_name=name, timeout=limit
     )
-    helpers._world.pg_group_ranks[group] = {one: one for one in range(world_size)}  # not ours
+    own = group._get_backend(torch.device(device))
     for _, tensor in sorted(load_file(file).items()):
-        dist.broadcast(tensor, src=0, group=group)
+        own.broadcast([tensor], dist.BroadcastOptions()).wait()
     print("sent", flush=True)
     sys.stdin.read()  # ends with the test

@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import copy
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from families.case import build, randomise
+from families.case import Case, build, randomise
 from families.registry import CASES
 from pagewood.engine.api import Command, Delta, EngineConfig, Refusal, SamplingParams, Submit
 from pagewood.engine.build import build_engine
@@ -41,9 +45,9 @@ class Pair:
     """With the new ones."""
 
 
-def make_pair(kind: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> Pair:
+def make_pair(kind: str | Case, folder: Path, *, dtype: torch.dtype = torch.float32) -> Pair:
     """Write two models of a kind."""
-    case = CASES[kind]
+    case = CASES[kind] if isinstance(kind, str) else kind
     old, new = folder / "old", folder / "new"
     reference = build(case, old)
     if dtype != torch.float32:
@@ -81,14 +85,19 @@ class _Known:
     end: Delta | None = None  # written by: weight_bench
 
 
+def bench_config(folder: Path, **options: Any) -> EngineConfig:
+    """Return the configuration of a small engine."""
+    fields = {"num_threads": 1, "max_total_tokens": 2048, "max_length": 256, "page_size": 4, **options}
+    return EngineConfig(model=str(folder), **fields)
+
+
 class WeightBench:
     """An engine, stepped by the test; use it as a context manager."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, *, config: Any = None, build: Any = build_engine, **options: Any) -> None:
         self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
-        fields = {"num_threads": 1, "max_total_tokens": 2048, "max_length": 256, "page_size": 4, **options}
-        config = EngineConfig(model=str(folder), **fields)
-        self.engine: Engine = build_engine(config, inbox=self.inbox, outbox=self.outbox)
+        config = config or bench_config(folder, **options)
+        self.engine: Engine = build(config, inbox=self.inbox, outbox=self.outbox)
         self.known: dict[str, _Known] = {}
         self.pending: Pending | None = None
         self._num = 0
@@ -165,3 +174,18 @@ def fresh_scores(folder: Path, **options: Any) -> list[Scores]:
     """Return what a new engine answers to the prompts."""
     with WeightBench(folder, **options) as bench:
         return bench.scores()
+
+
+@contextmanager
+def trainer(file: Path, *, world_size: int, device: str = "cpu") -> Generator[int]:
+    """Run a process that sends the tensors of a file, in the order of their names, for a device; yield its port."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    stub = Path(__file__).parent / "trainer_stub.py"
+    arguments = [sys.executable, str(stub), str(port), str(world_size), "trainer", str(file), device]
+    process = subprocess.Popen(arguments, stdin=subprocess.PIPE)
+    try:
+        yield port
+    finally:
+        process.communicate(timeout=30)

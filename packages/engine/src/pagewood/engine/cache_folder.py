@@ -20,6 +20,13 @@ def cache_root() -> Path:
     return Path(os.environ.get(VARIABLE) or usual)
 
 
+def sleep_folder() -> Path:
+    """Return the folder for what must not be lost while a model sleeps; its files have no names there."""
+    folder = cache_root() / "asleep"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def remove_abandoned(folder: Path, pattern: str) -> None:
     """Remove unfinished files and folders of processes that were killed: those that have not changed for a day."""
     with suppress(OSError):

@@ -27,6 +27,7 @@ class NCCLGroup:
         self.allreduce = group.allreduce
         self._allgather_base = group._allgather_base
         self.send, self.recv = group.send, group.recv
+        self.broadcast = group.broadcast
 
     def abort(self) -> None:
         """Do nothing: gloo's exchanges fail by themselves."""

@@ -152,11 +152,12 @@ def _runner(
     if begin.port is not None:
         from pagewood.engine.assembly.cuda.rank import follower
 
-        runner, adapters = follower(begin, memory, segment, talk, progress)
-        return runner, None, None, adapters
+        runner, weights, adapters = follower(begin, memory, segment, talk, progress)
+        return runner, weights, None, adapters
 
     from pagewood.engine.assembly.cpu.rank import CPURank
-    from pagewood.engine.assembly.cpu.weights import CPUWeights
+    from pagewood.engine.assembly.cpu.weights import CPUPart
+    from pagewood.engine.assembly.model_weights import ModelWeights
     from pagewood.engine.assembly.named_processors import load_processors
     from pagewood.engine.assembly.ranks.stage_place import StagePlace
     from pagewood.engine.model_folder.folder import model_folder
@@ -226,7 +227,7 @@ def _runner(
         from pagewood.engine.runner.ranks.ranked_adapters import FollowedAdapters
 
         adapters = FollowedAdapters(AdapterFolders(rank.adapters, model_modules(folder)), talk)
-    return runner, FollowedWeights(CPUWeights(folder, rank), talk), pages, adapters
+    return runner, FollowedWeights(ModelWeights(folder, CPUPart(rank)), talk), pages, adapters
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.cpu.encoders import for_encoder
 from pagewood.engine.assembly.cpu.rank import CPURank
 from pagewood.engine.assembly.cpu.states import state_sizes
-from pagewood.engine.assembly.cpu.weights import CPUWeights, why_awake, why_fixed
+from pagewood.engine.assembly.cpu.weights import CPUPart, why_awake, why_fixed
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
+from pagewood.engine.assembly.model_weights import ModelWeights
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.assembly.ranks.expert_options import expert_change
@@ -242,7 +243,7 @@ def _engine(
         memory, beside = rank.joined_memory(num_pages, group.kv_memory, _stages_of_others(place, group.num_here))
     mark = rank.loaded.mark + ("" if place is None else f" in {len(parts.stages)} stages: {_listed(parts.stages)}")
     allocator = None if num_pools > 1 else page_allocator(config.resolved(), info)
-    source = CPUWeights(parts.folder, rank)
+    source = ModelWeights(parts.folder, CPUPart(rank))
     tail = read_vector_tail(parts.folder, parts.model.hidden_size)
     reason = why_fixed(config) if tail is None else "vectors of the model go through further modules of its folder"
     weights = ServedWeights(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,9 @@ from pagewood.engine.assembly.adapter_pool import adapter_pool
 from pagewood.engine.assembly.cuda.device_budget import MIB, Budget, largest_batch, largest_verification
 from pagewood.engine.assembly.cuda.drafter import LoadedDrafter, drafter_needs, drafter_of
 from pagewood.engine.assembly.cuda.rank import CUDARank, CUDARanks, started_ranks, use_device
+from pagewood.engine.assembly.cuda.weights import CUDAPart, why_awake, why_fixed
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
+from pagewood.engine.assembly.model_weights import ModelWeights
 from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.assembly.ranks.expert_options import expert_change
@@ -33,6 +35,7 @@ from pagewood.engine.assembly.steps.draft_control import draft_control, measure_
 from pagewood.engine.assembly.tiers.lower_caches import tiered_cache
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
 from pagewood.engine.core.memory.page_groups import longest_request, most_pages
+from pagewood.engine.core.weights import ServedWeights
 from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.model_folder.model_digest import ModelDigest
@@ -43,6 +46,7 @@ from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig
 from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cuda.adapters import CUDAAdapters, LowRankKernels, TorchLowRank
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.exchange import Exchange
@@ -55,7 +59,9 @@ from pagewood.engine.runner.cuda.ops import CUDAOps
 from pagewood.engine.runner.cuda.runner import CUDARunner, Ranked
 from pagewood.engine.runner.processors import Process
 from pagewood.engine.runner.ranks.notes import TABLES_EVERY
+from pagewood.engine.runner.ranks.ranked_weights import RankedWeights
 from pagewood.engine.runner.storage import AnyLayout, storage_for
+from pagewood.engine.runner.trainer_groups import TrainerGroups
 from pagewood.kvpool import JointLayout, LayerGroups
 from pagewood.kvpool.memory import PageMemory, allocate_joint
 
@@ -82,6 +88,12 @@ class BuiltRunner:
     announces_pages: bool
     adapters: CUDAAdapters | None
     """The adapters of its projections; None: the runner has no adapters."""
+    decoder: Decoder[Tensor]
+    """The model itself."""
+    load_again: Callable[[TensorFiles], Decoder[Tensor]]
+    """Returns the model on the host, with the tensors of other files."""
+    beside: Collection[object]
+    """What the model uses, and has no weights."""
 
 
 def build_cuda_engine(
@@ -194,6 +206,13 @@ def _engine_on(
     config = replace(config, max_total_tokens=info.num_pages * config.page_size, max_length=built.max_length)
     group = None if ranks is None else ranks.group
     adapters = None if built.adapters is None else adapter_pool(config, built.adapters, folder, group)
+    tail = read_vector_tail(folder, built.model.hidden_size)
+    fixed = why_fixed(config) if tail is None else "vectors of the model go through further modules of its folder"
+    awake = why_awake(config)
+    source = None
+    if fixed is None or awake is None:
+        part = ModelWeights(folder, CUDAPart(device, built), groups=TrainerGroups(device.torch_device))
+        source = part if group is None else RankedWeights(part, group)
     return assemble(
         config,
         info=info,
@@ -206,7 +225,8 @@ def _engine_on(
         processors=processors,
         inbox=inbox,
         outbox=outbox,
-        vector_tail=read_vector_tail(folder, built.model.hidden_size),
+        vector_tail=tail,
+        weights=ServedWeights(source, why_fixed=fixed or "", why_awake=awake or ""),
     )
 
 
@@ -429,22 +449,23 @@ def build_cuda_runner(
         adapters=adapters,
     )  # fmt: skip
     found = drafter_of(config, folder)
+    relay = None if rank is None else rank.relay
+    load = partial(
+        load_model,
+        folder,
+        ops,
+        dtype=getattr(torch, dtype),
+        max_length=config.max_length,
+        shard=WHOLE if rank is None else rank.shard,
+        stage=None if rank is None else rank.stage,
+        relay=relay,
+        change=expert_change(config),
+        keeps_float8=_has_float8(where),
+    )
     free_before = device.free_bytes()
     drafter: LoadedDrafter | None = None
     try:
-        model = load_model(
-            folder,
-            ops,
-            dtype=getattr(torch, dtype),
-            device=device.torch_device,
-            max_length=config.max_length,
-            shard=WHOLE if rank is None else rank.shard,
-            stage=None if rank is None else rank.stage,
-            relay=None if rank is None else rank.relay,
-            change=expert_change(config),
-            keeps_float8=_has_float8(where),
-            progress=progress,
-        )
+        model = load(device=where, progress=progress)
         if found is not None:
             drafter = LoadedDrafter.load(
                 found, folder, model, ops, dtype=dtype, device=device.torch_device, progress=progress
@@ -523,6 +544,9 @@ def build_cuda_runner(
         page_bytes=page_bytes,
         announces_pages=parts.has_drafts_beside,
         adapters=adapters,
+        decoder=model,
+        load_again=lambda files: load(device=torch.device("cpu"), files=files),
+        beside=[one for one in (ops, exchange, relay, adapters) if one is not None],
     )
 
 

@@ -19,6 +19,8 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.assembly.adapter_source import AdapterFolders
+from pagewood.engine.assembly.cuda.weights import CUDAPart
+from pagewood.engine.assembly.model_weights import ModelWeights
 from pagewood.engine.assembly.ranks.expert_options import expert_change
 from pagewood.engine.assembly.ranks.nodes import gathered
 from pagewood.engine.assembly.tiers.lower_caches import WholePages, check_available, num_images
@@ -46,9 +48,11 @@ from pagewood.engine.runner.ranks.noted_runner import NotedRunner
 from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.ranked_adapters import FollowedAdapters
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
+from pagewood.engine.runner.ranks.ranked_weights import FollowedWeights
 from pagewood.engine.runner.ranks.segment import mapped, segment_bytes
 from pagewood.engine.runner.ranks.stage_memory import StageMemory
 from pagewood.engine.runner.ranks.staged_runner import StagedRunner, StageWatch
+from pagewood.engine.runner.trainer_groups import TrainerGroups
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned
@@ -349,8 +353,8 @@ def follower(
     segment: Segment,
     say: Callable[[FromRank], None],
     progress: Callable[[str, int, int], None],
-) -> tuple[Runner, FollowedAdapters | None]:
-    """Build the runner of a rank other than 0, on its device, and its part of adapters, if there may be any.
+) -> tuple[Runner, FollowedWeights, FollowedAdapters | None]:
+    """Build the runner of a rank other than 0, on its device, and its part of weights that change and of adapters.
 
     Args:
         begin: what rank 0 says of it.
@@ -385,4 +389,7 @@ def follower(
     adapters = None
     if built.adapters is not None:
         adapters = FollowedAdapters(AdapterFolders(built.adapters, model_modules(model_folder(config.model))), say)
-    return rank.noted(built.runner), adapters
+    part = ModelWeights(
+        model_folder(config.model), CUDAPart(device, built, rank=begin.rank), groups=TrainerGroups(device.torch_device)
+    )
+    return rank.noted(built.runner), FollowedWeights(part, say), adapters

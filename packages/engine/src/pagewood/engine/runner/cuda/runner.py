@@ -282,7 +282,7 @@ class CUDARunner:
     __slots__ = (
         "_adapters", "_adjustments", "_attention", "_device", "_division", "_drafter", "_feature_memory", "_features",
         "_filters", "_graphs", "_head", "_inexact", "_learned", "_lengths", "_mask_windows", "_model", "_num_launched",
-        "_page_table", "_processors", "_ranked", "_relay", "_reports", "_rotations", "_shifts", "_staging",
+        "_page_table", "_planned", "_processors", "_ranked", "_relay", "_reports", "_rotations", "_shifts", "_staging",
         "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
 
@@ -401,7 +401,7 @@ class CUDARunner:
             # contents written by: learn, _with_learned
             self._lengths = torch.ones(max_rows + 1, **options)
             """[rows] known tokens of rows that may be inexact; contents written by: launch"""
-            self._graphs, self._verify_graphs = DecodeGraphs({}), VerifyGraphs({})  # written by: _capture, close
+            self._graphs, self._verify_graphs = DecodeGraphs({}), VerifyGraphs({})  # written by: _capture, drop_graphs
             planned = None
             if attention is None:
                 assert flashinfer is not None
@@ -415,9 +415,12 @@ class CUDARunner:
             self._staging = StagingPool(
                 device, windows=attention.windows, result_size=result_size(max_rows, 1 + max_drafts) + WITNESS_WORDS
             )
+            self._planned: tuple[AnyAttention, Sequence[int], Sequence[int]] | None = None
+            """What graphs are captured of; None: there are none."""
             if planned is not None:
                 verifies_in_graphs = drafter is not None and relay is None
-                self._capture(planned, graph_sizes, (1 + max_drafts,) if verifies_in_graphs else (), progress)
+                self._planned = planned, graph_sizes, (1 + max_drafts,) if verifies_in_graphs else ()
+                self._capture(*self._planned, progress)
 
     def _capture(
         self,
@@ -489,8 +492,18 @@ class CUDARunner:
 
     def close(self) -> None:
         """Wait for all launched steps, and drop the graphs, which keep this runner and its memory alive."""
+        self.drop_graphs()
+
+    def drop_graphs(self) -> None:
+        """Wait for all launched steps, and compute without graphs; the memory of the model may then move."""
         self._device.finish()
         self._graphs, self._verify_graphs = DecodeGraphs({}), VerifyGraphs({})
+
+    def capture_graphs(self) -> None:
+        """Capture the graphs again that it began with."""
+        if self._planned is not None:
+            with torch.inference_mode():
+                self._capture(*self._planned, None)
 
     def learn(self, batch: Batch, result: StepResult) -> None:
         """Take over the tokens of a step that the last stage has drawn, unless this is the last stage.

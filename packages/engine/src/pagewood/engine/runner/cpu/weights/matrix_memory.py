@@ -11,13 +11,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.cache_folder import cache_root
+from pagewood.engine.cache_folder import sleep_folder
 from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.kvpool.system_pages import return_pages
 
@@ -50,13 +49,6 @@ class MatrixMemory:
         """
         for array in (*self.made, *self.mapped):
             return_pages(array.ctypes.data, array.nbytes)
-
-
-def sleep_folder() -> Path:
-    """Return the folder for what must not be lost while a model sleeps; its files have no names there."""
-    folder = cache_root() / "asleep"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 class StoredMatrices:
