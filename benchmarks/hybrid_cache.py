@@ -145,9 +145,9 @@ class Way:
 
 
 def ways(memory: int, state_tokens: int, blocks: Sequence[int], *, share: float) -> Iterator[Way]:
-    """Yield the ways that have `memory` tokens' worth of bytes, of which a state takes `state_tokens`; `share` is for states.
+    """Yield the ways that have `memory` tokens' worth of bytes, of which a state takes `state_tokens`.
 
-    The states of the running requests come out of the same memory in all of them.
+    The states of the running requests come out of the same memory in all of them; `share` of the rest is for states.
     """
     memory -= NUM_ROWS * state_tokens
     num_places = max(1, int(memory * share) // state_tokens)
