@@ -43,7 +43,7 @@ EXTRAS = (
     "promql-parser", "PyYAML",
 )  # fmt: skip
 # What makes the documentation site.
-SITE = ("mkdocs", "mkdocs-material", "mkdocstrings[python]", "ruff")  # the latter formats signatures
+SITE = ("mkdocs", "mkdocs-material", "mkdocstrings[python]", "ruff", "matplotlib")  # ruff formats signatures
 ROOT = Path(__file__).parent
 
 

@@ -11,6 +11,7 @@ from commands import options_page
 from http_api import http_page
 from mkdocs.structure.files import File, Files
 from modules import module_pages
+from plots import plots_pages
 from repository import repository_pages
 from series import metrics_page
 
@@ -31,4 +32,5 @@ def _pages() -> Iterator[tuple[str, str | bytes]]:
     yield "reference/http.md", http_page()
     yield "reference/metrics.md", metrics_page()
     yield from module_pages()
+    yield from plots_pages(ROOT, address)
     yield from repository_pages(ROOT, address)
