@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools" / "site"))
 
 import commands
 import http_api
+import plots
 import repository
 import series
 
@@ -95,6 +96,17 @@ def test_shell_commands_and_json(page: Path, request: pytest.FixtureRequest) -> 
             assert done.returncode == 0, done.stderr
             assert done.stdout.strip()
             assert '"error"' not in done.stdout
+
+
+@pytest.mark.parametrize("plot", plots.PLOTS, ids=lambda plot: plot.name)
+def test_plots_have_numbers_of_their_records(plot: plots.Plot) -> None:
+    text = (ROOT / "benchmarks" / "results" / plot.record).read_text()
+    table = plots.read_table(text, plot)
+    assert table
+    assert all(any(numbers.values()) for numbers in table.values())
+    assert plots.draw(plot, table, "dark").startswith(b"<?xml")
+    with pytest.raises(ValueError, match="must have"):
+        plots.read_table(text.replace(plot.header, ""), plot)
 
 
 def known_options() -> set[str]:
