@@ -8,6 +8,7 @@
     python benchmarks/scheduler_overhead.py idle               # idle share, page 16; two minutes
     python benchmarks/scheduler_overhead.py idle --page-size 1
     python benchmarks/scheduler_overhead.py idle --with grammar          # or drafts
+    python benchmarks/scheduler_overhead.py host --with log              # a decision log
     python benchmarks/scheduler_overhead.py idle --batch 256 --step-ms 10 --seconds 3
     python benchmarks/scheduler_overhead.py host --quick       # only to see that the script works
 
@@ -30,8 +31,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -47,7 +50,7 @@ LOOPS: dict[str, dict[str, Any]] = {
     "overlapped": {"overlap": True},
     "several": {"num_continuous_decode_steps": 4},
 }
-Extra = Literal["nothing", "grammar", "drafts"]
+Extra = Literal["nothing", "grammar", "drafts", "log"]
 PARTS = ("plan", "build", "retire", "rest")
 NUM_PROMPT = 100
 SHORT_OUTPUT = 4_000
@@ -64,7 +67,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", help="running requests (default: 1 64 256, host also 1024)")
     parser.add_argument("--page-size", type=int, nargs="+", help="(default: 16; host 1 and 16)")
     parser.add_argument("--loop", choices=LOOPS, nargs="+", default=list(LOOPS))
-    parser.add_argument("--with", dest="extra", choices=("nothing", "grammar", "drafts"), default="nothing")
+    parser.add_argument("--with", dest="extra", choices=get_args(Extra), default="nothing")
     parser.add_argument("--step-ms", type=float, nargs="+", default=[2.0, 5.0, 10.0, 30.0], help="of the device")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each idle share (default: 1)")
     parser.add_argument("--steps", type=int, default=300, help="for each host time (default: 300)")
@@ -282,12 +285,14 @@ def decoding_engine(
     step_s: float | Callable[[Any], float] = 0.0,
 ) -> Iterator[SimulatedEngine]:
     """An engine in which `batch` requests decode; others wait because no row is left, or no memory if it is short."""
+    folder = TemporaryDirectory()
     num_output = SHORT_OUTPUT if is_short else 8_000
     max_length = NUM_PROMPT + num_output
     config = EngineConfig(
         page_size=page_size, max_running=batch + 8 * is_short, chunked_prefill_size=8192, max_prefills=256,
         preemption_threshold=threshold, schedule_policy=order, speculative="ngram" if extra == "drafts" else "off",
-        speculative_num_tokens=4, speculative_control="fixed", **LOOPS[name],
+        speculative_num_tokens=4, speculative_control="fixed",
+        decision_log=str(Path(folder.name) / "log") if extra == "log" else None, **LOOPS[name],
     )  # fmt: skip
     simulated = simulated_engine(
         config, step_s=step_s, max_length=max_length, vocab_size=VOCAB_SIZE,
@@ -324,6 +329,7 @@ def decoding_engine(
     yield simulated
     simulated.engine.run(stopped=lambda: True)
     simulated.close()
+    folder.cleanup()
 
 
 def compiler() -> GrammarCompiler:
