@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -75,52 +76,41 @@ class AdapterEndpoints:
     def operations(self) -> Sequence[Operation]:
         """Return them with their routes."""
         example = {"lora_name": "sql", "lora_path": "/adapters/sql"}
+        operation = partial(Operation, tag=TAG, method="POST", admin=True)
         return [
-            Operation(
+            operation(
                 name="LoadLoraAdapter",
-                tag=TAG,
-                method="POST",
                 path="/v1/load_lora_adapter",
                 endpoint=self.load,
-                admin=True,
                 body=LoadRequest,
                 example=example,
                 answer=str,
                 answer_type="text/plain; charset=utf-8",
                 statuses=(404,),
             ),
-            Operation(
+            operation(
                 name="UnloadLoraAdapter",
-                tag=TAG,
-                method="POST",
                 path="/v1/unload_lora_adapter",
                 endpoint=self.unload,
-                admin=True,
                 body=UnloadRequest,
                 example={"lora_name": "sql"},
                 answer=str,
                 answer_type="text/plain; charset=utf-8",
                 statuses=(404,),
             ),
-            Operation(
+            operation(
                 name="LoadAdapter",
-                tag=TAG,
-                method="POST",
                 path="/load_lora_adapter",
                 endpoint=self.load_pinned,
-                admin=True,
                 body=PinnedLoadRequest,
                 example=example,
                 answer=LoadedAdapters,
                 statuses=(404,),
             ),
-            Operation(
+            operation(
                 name="UnloadAdapter",
-                tag=TAG,
-                method="POST",
                 path="/unload_lora_adapter",
                 endpoint=self.unload_listed,
-                admin=True,
                 body=UnloadRequest,
                 example={"lora_name": "sql"},
                 answer=LoadedAdapters,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -44,39 +45,29 @@ class WeightEndpoints:
 
     def operations(self) -> Sequence[Operation]:
         """Return them with their routes."""
+        operation = partial(Operation, tag=TAG, admin=True, method="POST", answer=bodies.Done)
         return [
-            Operation(
+            operation(
                 name="UpdateWeightsFromDisk",
-                tag=TAG,
-                method="POST",
                 path="/update_weights_from_disk",
                 endpoint=self.from_disk,
-                admin=True,
                 body=bodies.DiskUpdate,
                 example={"model_path": "/checkpoints/step-50", "weight_version": "50"},
                 neutral=bodies.NEUTRAL,
-                answer=bodies.Done,
                 statuses=(404,),
             ),
-            Operation(
+            operation(
                 name="UpdateWeightsFromFiles",
-                tag=TAG,
-                method="POST",
                 path="/update_weights_from_files",
                 endpoint=self.from_files,
-                admin=True,
                 body=bodies.FilesUpdate,
                 example={"files": ["/dev/shm/update/00000.safetensors"]},
-                answer=bodies.Done,
                 statuses=(404,),
             ),
-            Operation(
+            operation(
                 name="InitWeightsUpdateGroup",
-                tag=TAG,
-                method="POST",
                 path="/init_weights_update_group",
                 endpoint=self.join,
-                admin=True,
                 body=bodies.Group,
                 example={
                     "master_address": "127.0.0.1",
@@ -85,37 +76,25 @@ class WeightEndpoints:
                     "world_size": 2,
                     "backend": "gloo",
                 },
-                answer=bodies.Done,
             ),
-            Operation(
+            operation(
                 name="DestroyWeightsUpdateGroup",
-                tag=TAG,
-                method="POST",
                 path="/destroy_weights_update_group",
                 endpoint=self.leave,
-                admin=True,
                 body=bodies.GroupEnd,
                 example={},
-                answer=bodies.Done,
             ),
-            Operation(
+            operation(
                 name="UpdateWeightsFromDistributed",
-                tag=TAG,
-                method="POST",
                 path="/update_weights_from_distributed",
                 endpoint=self.from_group,
-                admin=True,
                 body=bodies.GroupUpdate,
                 example={"names": ["model.norm.weight"], "dtypes": ["bfloat16"], "shapes": [[768]]},
-                answer=bodies.Done,
             ),
-            Operation(
+            operation(
                 name="InitWeightTransferEngine",
-                tag=TAG,
-                method="POST",
                 path="/init_weight_transfer_engine",
                 endpoint=self.join_transfer,
-                admin=True,
                 body=bodies.Transfer,
                 example={
                     "init_info": {
@@ -125,135 +104,90 @@ class WeightEndpoints:
                         "world_size": 2,
                     }
                 },
-                answer=bodies.Done,
             ),
-            Operation(
+            operation(
                 name="StartWeightUpdate",
-                tag=TAG,
-                method="POST",
                 path="/start_weight_update",
                 endpoint=self.start,
-                admin=True,
                 body=bodies.StartUpdate,
                 example={},
-                answer=bodies.Done,
             ),
-            Operation(
+            operation(
                 name="UpdateWeights",
-                tag=TAG,
-                method="POST",
                 path="/update_weights",
                 endpoint=self.part,
-                admin=True,
                 body=bodies.PartUpdate,
                 example={
                     "update_info": {"names": ["model.norm.weight"], "dtype_names": ["bfloat16"], "shapes": [[768]]}
                 },
-                answer=bodies.Done,
             ),
-            Operation(
+            operation(
                 name="FinishWeightUpdate",
-                tag=TAG,
-                method="POST",
                 path="/finish_weight_update",
                 endpoint=self.finish,
-                admin=True,
                 body=bodies.FinishUpdate,
                 example={},
-                answer=bodies.Done,
             ),
-            Operation(
+            operation(
                 name="UpdateWeightVersion",
-                tag=TAG,
-                method="POST",
                 path="/update_weight_version",
                 endpoint=self.name_version,
-                admin=True,
                 body=bodies.VersionUpdate,
                 example={"new_version": "50"},
-                answer=bodies.Done,
             ),
-            Operation(
+            operation(
                 name="WeightVersion",
-                tag=TAG,
                 method="GET",
                 path="/get_weight_version",
                 aliases=("/weight_info", "/weight_version"),
                 endpoint=self.version,
-                admin=True,
                 answer=bodies.Version,
             ),
-            Operation(
+            operation(
                 name="CheckWeights",
-                tag=TAG,
-                method="POST",
                 path="/weights_checker",
                 aliases=("/weight_checker",),
                 endpoint=self.check,
-                admin=True,
                 body=bodies.Check,
                 example={"action": "checksum"},
                 neutral=bodies.NEUTRAL_CHECK,
-                answer=bodies.Done,
             ),
-            Operation(
+            operation(
                 name="PauseGeneration",
-                tag=TAG,
-                method="POST",
                 path="/pause_generation",
                 endpoint=self.pause,
-                admin=True,
                 body=bodies.PauseGeneration,
                 example={"mode": "in_place"},
-                answer=bodies.Done,
             ),
-            Operation(
+            operation(
                 name="ContinueGeneration",
-                tag=TAG,
-                method="POST",
                 path="/continue_generation",
                 endpoint=self.go_on,
-                admin=True,
                 body=bodies.ContinueGeneration,
                 example={},
-                answer=bodies.Done,
             ),
-            Operation(
+            operation(
                 name="ResetPrefixCache",
-                tag=TAG,
-                method="POST",
                 path="/reset_prefix_cache",
                 endpoint=self.reset_cache,
-                admin=True,
                 body=bodies.ResetCache,
                 example={},
                 answer=bodies.ResetDone,
             ),
-            Operation(
+            operation(
                 name="WorldSize",
-                tag=TAG,
                 method="GET",
                 path="/get_world_size",
                 endpoint=self.world_size,
-                admin=True,
                 answer=bodies.WorldSize,
             ),
-            Operation(
-                name="IsPaused",
-                tag=TAG,
-                method="GET",
-                path="/is_paused",
-                endpoint=self.is_paused,
-                admin=True,
-                answer=bodies.IsPaused,
+            operation(
+                name="IsPaused", method="GET", path="/is_paused", endpoint=self.is_paused, answer=bodies.IsPaused
             ),
-            Operation(
+            operation(
                 name="Sleep",
-                tag=TAG,
-                method="POST",
                 path="/sleep",
                 endpoint=self.sleep,
-                admin=True,
                 query={
                     "level": {"type": "integer", "minimum": 0, "maximum": 2, "default": 1},
                     "mode": {"type": "string", "enum": ["keep", "wait", "abort"], "default": "keep"},
@@ -261,46 +195,33 @@ class WeightEndpoints:
                 },
                 answer=bodies.Sleeping,
             ),
-            Operation(
+            operation(
                 name="WakeUp",
-                tag=TAG,
-                method="POST",
                 path="/wake_up",
                 endpoint=self.wake_up,
-                admin=True,
                 query={"tags": {"type": "array", "items": {"type": "string", "enum": list(SLEEP_TAGS)}}},
                 answer=bodies.Sleeping,
             ),
-            Operation(
+            operation(
                 name="IsSleeping",
-                tag=TAG,
                 method="GET",
                 path="/is_sleeping",
                 endpoint=self.is_sleeping,
-                admin=True,
                 answer=bodies.IsSleeping,
             ),
-            Operation(
+            operation(
                 name="ReleaseMemoryOccupation",
-                tag=TAG,
-                method="POST",
                 path="/release_memory_occupation",
                 endpoint=self.release_memory,
-                admin=True,
                 body=bodies.Occupation,
                 example={"tags": ["kv_cache", "weights"]},
-                answer=bodies.Done,
             ),
-            Operation(
+            operation(
                 name="ResumeMemoryOccupation",
-                tag=TAG,
-                method="POST",
                 path="/resume_memory_occupation",
                 endpoint=self.resume_memory,
-                admin=True,
                 body=bodies.Occupation,
                 example={"tags": ["kv_cache", "weights"]},
-                answer=bodies.Done,
             ),
         ]
 
