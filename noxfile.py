@@ -179,6 +179,7 @@ def soak(session: nox.Session) -> None:
     session.run("python", "packages/radixcache/tests/soak.py", *(session.posargs or ["1000000"]))
     names = (
         "test_scenarios", "test_scenarios_windows", "test_page_groups", "test_speculation", "test_sampling",
+        "test_adjustments", "test_processors", "test_constrained", "test_logprobs",
         "grammar/test_number_bounds", "grammar/test_wide_schema",
     )  # fmt: skip
     searches = ["packages/engine/tests/text", *(f"packages/engine/tests/{name}.py" for name in names)]

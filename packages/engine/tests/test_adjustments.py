@@ -21,7 +21,8 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.api import EngineConfig, FinishReason, SamplingParams, Submit
+from answered import answers_to, request, tokens_of
+from pagewood.engine.api import EngineConfig, FinishReason, SamplingParams
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.messages import adjustments as core_adjustments
 from pagewood.engine.core.messages.adjustments import Adjustments
@@ -30,6 +31,7 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.program import adjustments
 from pagewood.engine.runner.cuda.drawing.adjust import RowAdjustments
 from row_driver import DrivenSequence
+from scale import scaled
 from seeded_faults import Edit, seed_fault
 from speculating import Drafter, arrival, make, random_drafting, random_traffic, run, traffic
 from tiny_models import model_folder
@@ -43,18 +45,12 @@ def answer(prompt: list[int], **options: Any) -> tuple[list[int], FinishReason]:
     inbox, outbox = MemoryInbox(), MemoryOutbox()
     config = EngineConfig(model=str(model_folder("llama")), max_total_tokens=256, max_length=128, num_threads=1)
     engine = build_engine(config, inbox=inbox, outbox=outbox)
-    sampling = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, "max_tokens": NUM_TOKENS, **options})
-    inbox.put(Submit(request_id="x", tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
-    tokens: list[int] = []
-    finish = pending = None
-    while finish is None:
-        pending = engine.advance(pending)
-        for delta in outbox.take():
-            assert delta.refusal is None, delta.refusal
-            tokens += delta.tokens
-            finish = delta.finish
+    found = request("x", prompt, **{"max_tokens": NUM_TOKENS, **options})
+    [answer] = answers_to(engine, inbox, outbox, [found])
     engine.close()
-    return tokens, finish
+    assert answer[-1].refusal is None, answer[-1].refusal
+    assert answer[-1].finish is not None
+    return tokens_of(answer), answer[-1].finish
 
 
 def reference() -> Any:
@@ -181,7 +177,7 @@ def changed(rng: random.Random, sampling: SamplingParams) -> SamplingParams:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), kind=st.sampled_from(["off", "ngram", "unrelated", "eagle"]))
 def test_engines_change_logits_as_plain_decoding_does(rng: random.Random, kind: str) -> None:
     """Under overlap, chunks, preemption, cache hits, aborts, and drafts."""

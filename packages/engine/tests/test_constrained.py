@@ -29,6 +29,7 @@ from pagewood.engine.runner.cpu import runner as cpu_runner
 from pagewood.engine.runner.cpu.compiled.drawing.masks import apply_mask
 from pagewood.engine.runner.cuda.drawing.adjust import forbid
 from pagewood.engine.testing.echo_grammar import allowed_tokens, read_mask, write_mask
+from scale import scaled
 from scenarios.drawing import random_grammar
 from seeded_faults import Edit, seed_fault
 from speculating import arrival, make, plain_answer, random_drafting, random_traffic, run, traffic
@@ -48,7 +49,7 @@ def constrained(rng: random.Random, sampling: SamplingParams) -> SamplingParams:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), kind=st.sampled_from(["off", "off", "ngram", "unrelated", "eagle"]))
 def test_engines_constrain_as_plain_decoding_does(rng: random.Random, kind: str) -> None:
     scenario = random_traffic(rng, overlap=rng.random() < 0.7)

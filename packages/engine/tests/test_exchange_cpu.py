@@ -23,7 +23,13 @@ from stand_ins.tapes import write_down
 SCRIPT = Path(__file__).parent / "support" / "exchanging.py"
 
 
-@pytest.mark.parametrize(("count", "num_threads", "num_sums"), [(2, 1, 10_000), (2, 3, 1000), (3, 2, 1000)])
+@pytest.mark.parametrize(
+    ("count", "num_threads", "num_sums"),
+    [
+        (2, 1, 1000), (3, 2, 100),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 1, 10_000), (2, 3, 1000), (3, 2, 1000))),
+    ],
+)  # fmt: skip
 def test_processes_get_the_same_sums_whenever_they_arrive(count: int, num_threads: int, num_sums: int) -> None:
     warm_up(16, others=[EXCHANGE])  # so that no process compiles while the others wait
     descriptor = shared_memory(segment_bytes(count))

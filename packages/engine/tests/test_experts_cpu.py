@@ -38,7 +38,7 @@ from weight_makers import MAKERS
 
 NUM_EXPERTS, NUM_CHOSEN, SIZE, WIDTH = 5, 2, 64, 64
 FORMS: dict[str, WeightKind | None] = {"float32": None} | {kind.name.lower(): kind for kind in MAKERS}
-USUAL = ("float32", "bfloat16", "int8", "int4", "int8_group")
+USUAL = ("float32", "bfloat16", "int8", "int4")
 """Forms whose kernels are compiled in every run of the tests."""
 
 
@@ -116,7 +116,6 @@ def test_every_form_of_weights_computes_close_to_its_numbers(form: str) -> None:
     ("form", "size"),
     [
         *((form, size) for form in ("float32", "bfloat16", "int8", "int4") for size in (SIZE, 48)),
-        ("int8_group", SIZE),
         *(pytest.param(form, SIZE, marks=pytest.mark.slow) for form in FORMS if form not in USUAL),
     ],
 )

@@ -26,6 +26,7 @@ from pagewood.engine.core.messages import logprobs as core_logprobs
 from pagewood.engine.core.request import Request
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.program import adjustments, reports
+from scale import scaled
 from seeded_faults import Edit, seed_fault
 from speculating import Answer, arrival, make, random_drafting, random_traffic, run, traffic
 from tiny_models import model_folder
@@ -187,7 +188,7 @@ def reported(rng: random.Random, sampling: SamplingParams) -> SamplingParams:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), kind=st.sampled_from(["off", "ngram", "unrelated", "eagle"]))
 def test_engines_report_what_plain_decoding_does(rng: random.Random, kind: str) -> None:
     """To the bit, under overlap, chunks, preemption, cache hits, aborts, and drafts."""

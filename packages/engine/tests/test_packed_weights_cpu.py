@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -118,9 +118,20 @@ def test_products(kind: WeightKind, num_rows: int, sides: int, size: int, has_bi
     assert (np.abs(found - wanted) <= 1e-6 * largest).all()
 
 
+OF_EACH_LAYOUT = (WeightKind.INT8, WeightKind.INT4, WeightKind.INT4_ZEROS, WeightKind.INT8_16_OFFSETS, WeightKind.MXFP4)
+"""Kinds whose other kernels than the best one are compiled in every run; each takes seconds."""
+
+
+def few(kinds: Iterable[WeightKind]) -> list[Any]:
+    """Return kinds as parameters, most of those with codes as slow tests."""
+    slow = [kind for kind in CODES if kind not in OF_EACH_LAYOUT]
+    return [pytest.param(kind, marks=[pytest.mark.slow] if kind in slow else [], id=kind.name) for kind in kinds]
+
+
 def _in_short(kind: WeightKind, level: DotLevel) -> bool:
-    """Whether it is the best level, or the other one that this kind has by turns; each takes seconds to compile."""
-    return level == LEVELS[0] or LEVELS.index(level) == 1 + CODES.index(kind) % (len(LEVELS) - 1)
+    """Whether it is the best level, or the other one that this kind has by turns."""
+    is_next = kind in OF_EACH_LAYOUT and LEVELS.index(level) == 1 + OF_EACH_LAYOUT.index(kind) % (len(LEVELS) - 1)
+    return level == LEVELS[0] or is_next
 
 
 @pytest.mark.parametrize(
@@ -146,8 +157,13 @@ def test_every_level_gives_the_same_bits(kind: WeightKind, level: DotLevel) -> N
     np.testing.assert_allclose(found, expected(x, weight, bias), rtol=1e-4, atol=1e-3 * np.abs(found).max())
 
 
-@pytest.mark.parametrize("activations", ["auto", "float32"])
-@pytest.mark.parametrize("kind", MAKERS, ids=NAME)
+@pytest.mark.parametrize(
+    ("kind", "activations"),
+    [
+        *(pytest.param(kind, "auto", id=f"{kind.name}-auto") for kind in MAKERS),
+        *(pytest.param(*one.values, "float32", marks=one.marks, id=f"{one.id}-float32") for one in few(MAKERS)),
+    ],
+)
 @pytest.mark.parametrize("size", [333, 2080])  # from 2048 outputs on, tiles of many rows of float32 are packed
 def test_a_row_of_a_product_does_not_depend_on_the_others(
     kind: WeightKind, activations: ActivationFormat, size: int
@@ -159,7 +175,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
         assert np.array_equal(alone, together[first:last])
 
 
-@pytest.mark.parametrize("kind", MAKERS, ids=NAME)
+@pytest.mark.parametrize("kind", few(MAKERS))
 @settings(max_examples=8, deadline=None)
 @given(
     num_rows=st.one_of(st.integers(1, 30), st.integers(90, 130)),
@@ -179,7 +195,7 @@ def test_widened_weights_have_the_bits_of_float32(
     assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("kind", CODES, ids=NAME)
+@pytest.mark.parametrize("kind", few(CODES))
 def test_widened_codes_of_bad_scales_and_numbers_stay_where_they_are(kind: WeightKind) -> None:
     """An output whose scale is NaN, and a row with a number that is not finite, spoil nothing else."""
     weight, x = MAKERS[kind](normal(40, 64, seed=1)), normal(14, 64)

@@ -124,7 +124,7 @@ def _prompts(num: int) -> list[list[int]]:
     return [rng.integers(0, SMALL["vocab_size"], length).tolist() for length in [37, 1, 5, 64, 23, 8, 70, 16, 30][:num]]
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("chunk", [1, pytest.param(7, marks=pytest.mark.slow), 64])
 def test_logits_at_every_position(pair: Pair, runner: CPURunner, chunk: int) -> None:
     tokens = _prompts(7)[6]
     driver = _driver(runner, pair)
@@ -161,7 +161,7 @@ def test_logits_in_a_batch(pair: Pair, runner: CPURunner) -> None:
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("chunk", [7, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 64))])
 def test_greedy_tokens(pair: Pair, runner: CPURunner, chunk: int) -> None:
     """Alone, then the same prompt with its first pages shared, then among nine."""
     prompts = _prompts(9)

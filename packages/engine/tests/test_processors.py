@@ -40,6 +40,7 @@ from pagewood.engine.runner import processors
 from pagewood.engine.runner.cpu.program import processing
 from pagewood.engine.runner.cpu.program.tape import Program, Run
 from pagewood.engine.runner.cuda import runner as cuda
+from scale import scaled
 from scenarios.drawing import random_grammar
 from seeded_faults import Edit, seed_fault
 from speculating import (
@@ -176,7 +177,7 @@ def with_processors(rng: random.Random, sampling: SamplingParams) -> tuple[Sampl
             return replace(sampling, logits_processors=(follow,)), None
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), kind=st.sampled_from(["off", "ngram", "unrelated", "perturbed", "eagle"]))
 def test_engines_call_processors_as_plain_decoding_does(rng: random.Random, kind: str) -> None:
     """Under overlap, chunks, preemption, cache hits, aborts, grammars, and drafts."""

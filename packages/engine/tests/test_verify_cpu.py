@@ -141,9 +141,8 @@ class KnowingLookup:
                 self.tokens[row, position] = self.texts[row][position] if is_right else self.rng.integers(0, 40)
 
 
-@pytest.mark.parametrize("int8", [False, True])
 @settings(max_examples=20, deadline=None)
-@given(data=st.data())
+@given(int8=st.booleans(), data=st.data())
 def test_chains_do_not_change_the_tokens(int8: bool, data: st.DataObject) -> None:
     """With any batch, number of drafts, quality of drafts, page size and threads."""
     num, length = data.draw(st.integers(1, 8)), 30

@@ -57,9 +57,8 @@ def test_a_server_without_keys_has_one_for_its_run(tmp_path: Path) -> None:
             port = other.url.rpartition(":")[2]
             assert other.url == f"http://127.0.0.1:{port}"
             assert other.http.get("/health", headers={"host": f"[::ffff:127.0.0.1]:{port}"}).status_code == 200
-            for name in ("127.0.0.1", "localhost", "0.0.0.0"):
-                found = top(f"http://{name}:{port}", tmp_path, HTTP_PROXY="http://127.0.0.1:9")
-                assert (found.returncode, found.stderr) == (0, ""), name
+            found = top(f"http://0.0.0.0:{port}", tmp_path, HTTP_PROXY="http://127.0.0.1:9")
+            assert (found.returncode, found.stderr) == (0, "")
         assert key_files(tmp_path) == [path]
         for pid in (server.process.pid, *children(server.process.pid).values()):
             for file in ("environ", "cmdline"):
