@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from asked_twice import outputs
+from asked_twice import answered, small
 from families.case import build
 from families.registry import DIVIDED
 from group_in_threads import ranks_are_threads
@@ -53,18 +53,6 @@ def deepseek(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     build(DIVIDED["deepseek3"], tmp_path)
     ranks_are_threads(monkeypatch)
     return tmp_path
-
-
-def small(folder: Path, **options: Any) -> EngineConfig:
-    return EngineConfig(
-        model=str(folder), num_threads=2, max_running=4, chunked_prefill_size=16, page_size=4, max_total_tokens=1024,
-        **options,
-    )  # fmt: skip
-
-
-def answered(config: EngineConfig) -> list[list[int]]:
-    inbox, outbox = MemoryInbox(), MemoryOutbox()
-    return outputs(build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox)
 
 
 LayOut = Callable[[DividedPass, Scopes, Scopes], None]

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 import gguf_files
 import quantised_folders
+from answered import answers_to, request, tokens_of
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.assembly.cuda.build import build_cuda_engine, build_on, kernel_needs
@@ -58,20 +59,11 @@ def test_a_conversation_equals_that_on_the_cpu(batch_invariant: bool) -> None:
     device = RecordingDevice()
     engine, inbox, outbox = build(device, max_total_tokens=1024, batch_invariant=batch_invariant)
     device.waits.clear()
-    sampling = SamplingParams(temperature=0, max_tokens=12)
-    for i, prompt in enumerate(prompts):
-        inbox.put(Submit(request_id=str(i), tokens=prompt.astype("<i4").tobytes(), sampling=sampling))
-    answers: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
-    open_ids, pending = set(answers), None
+    requests = [request(i, prompt, max_tokens=12, ignore_eos=False) for i, prompt in enumerate(prompts)]
     with device.watching():
-        while open_ids:
-            pending = engine.advance(pending)
-            for delta in outbox.take():
-                answers[delta.request_id] += delta.tokens
-                if delta.finish is not None:
-                    open_ids.discard(delta.request_id)
+        answers = answers_to(engine, inbox, outbox, requests)
     engine.close()
-    assert [tuple(answers[str(i)]) for i in range(len(prompts))] == expected
+    assert [tuple(tokens_of(answer)) for answer in answers] == expected
     assert set(device.waits) == {"event.synchronize", "device.finish"}
     assert device.waits.count("device.finish") == 1  # by close
     assert device.num_replayed > 0
@@ -121,7 +113,6 @@ def test_quantised_weights_answer_as_transformers_do(
         model = tmp_path / "m.gguf"
         weights = gguf_files.write_gguf(tmp_path, model, architecture="llama", kinds=["Q8_0", "Q5_1"])
     prompt = [3, 17, 9, 41, 5, 28]
-    sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     plain.save_pretrained(tmp_path / "read")
     save_file(weights, tmp_path / "read" / "model.safetensors")
     reference: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "read", dtype=torch.float32)
@@ -129,17 +120,9 @@ def test_quantised_weights_answer_as_transformers_do(
     with caplog.at_level(logging.INFO):
         engine, inbox, outbox = build(RecordingDevice(), model=str(model), max_total_tokens=256)
     assert ("24 matrices of fp8 as float8 in groups of 32" in caplog.messages) == has_experts
-    inbox.put(Submit(request_id="x", tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
-    tokens: list[int] = []
-    pending, deltas = None, []
-    while not any(delta.finish for delta in deltas):
-        pending = engine.advance(pending)
-        deltas = outbox.take()
-        tokens += [token for delta in deltas for token in delta.tokens]
-    while pending is not None:
-        pending = engine.advance(pending)
+    [answer] = answers_to(engine, inbox, outbox, [request("x", prompt, max_tokens=12)])
     engine.close()
-    assert tokens == expected[0, len(prompt) :].tolist()
+    assert tokens_of(answer) == expected[0, len(prompt) :].tolist()
 
 
 def talk(prompts: Sequence[np.ndarray], **options: Any) -> tuple[list[list[int]], int]:
@@ -147,22 +130,14 @@ def talk(prompts: Sequence[np.ndarray], **options: Any) -> tuple[list[list[int]]
     device = RecordingDevice()
     engine, inbox, outbox = build(device, max_total_tokens=1024, **options)
     device.waits.clear()
-    sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    for i, prompt in enumerate(prompts):
-        inbox.put(Submit(request_id=str(i), tokens=prompt.tobytes(), sampling=sampling))
-    tokens: list[list[int]] = [[] for _ in prompts]
-    num_open, num_accepted, pending = len(prompts), 0, None
     with device.watching():
-        while num_open or pending is not None:
-            pending = engine.advance(pending)
-            for delta in outbox.take():
-                tokens[int(delta.request_id)] += delta.tokens
-                num_open -= delta.finish is not None
-                num_accepted += delta.num_accepted_tokens if delta.finish else 0
+        answers = answers_to(
+            engine, inbox, outbox, [request(i, prompt, max_tokens=20) for i, prompt in enumerate(prompts)]
+        )
     engine.close()
     assert set(device.waits) == {"event.synchronize", "device.finish"}
     assert device.waits.count("device.finish") == 1  # by close
-    return tokens, num_accepted
+    return [tokens_of(answer) for answer in answers], sum(answer[-1].num_accepted_tokens for answer in answers)
 
 
 @pytest.mark.parametrize("speculative", ["ngram", "draft", "auto", "eagle", "mtp", "experts"])
@@ -222,18 +197,8 @@ def test_a_conversation_that_was_evicted_is_loaded_and_not_computed_again() -> N
     def cached(seed: int) -> tuple[tuple[int, ...], int]:
         """Answer a prompt; return the tokens, and the number of its positions that were loaded."""
         prompt = np.array([5 + (seed * 7919 + i * i * 31 + i) % 200 for i in range(200)], "<i4")
-        sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-        inbox.put(Submit(request_id="x", tokens=prompt.tobytes(), sampling=sampling))
-        tokens: list[int] = []
-        pending, deltas = None, []
-        while not any(delta.finish for delta in deltas):
-            pending = engine.advance(pending)
-            deltas = outbox.take()
-            tokens += [token for delta in deltas for token in delta.tokens]
-        while pending is not None:
-            pending = engine.advance(pending)
-        assert engine.violation() is None
-        return tuple(tokens), deltas[-1].num_cached_tokens
+        [answer] = answers_to(engine, inbox, outbox, [request("x", prompt, max_tokens=8)])
+        return tuple(tokens_of(answer)), answer[-1].num_cached_tokens
 
     first = [cached(seed) for seed in range(3)]  # each evicts the one before
     assert [num_cached for _, num_cached in first] == [0, 0, 0]

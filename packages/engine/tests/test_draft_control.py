@@ -6,28 +6,18 @@ import time
 
 import numpy as np
 
+from echo_bench import echo_engine
 from pagewood.engine.api import EngineConfig, Submit
-from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.steps.draft_control import draft_control
 from pagewood.engine.assembly.steps.step_times import without_disturbances
-from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.request import Request
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner
 from pagewood.schedpolicy import DraftCost, StepCost
 
 
 def requests(*submits: Submit) -> list[Request]:
     """Return what an engine makes of the submits, when each has two tokens of output."""
-    config = EngineConfig(max_running=4, overlap=False)
-    info = EngineInfo(model_name="echo", max_length=200, vocab_size=100, eos_token_ids=(), num_pages=400, page_size=1)
-    inbox, outbox = MemoryInbox(), MemoryOutbox()
-    engine = assemble(
-        config,
-        info=info,
-        make_runner=lambda kv: EchoRunner(num_rows=4, max_length=200, num_pages=400, page_size=1, vocab_size=100),
-        inbox=inbox,
-        outbox=outbox,
+    engine, inbox, _ = echo_engine(
+        num_pages=400, page_size=1, max_length=200, vocab_size=100, max_running=4, overlap=False
     )
     for submit in submits:
         inbox.put(submit)

@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from echo_bench import echo_engine
 from pagewood.engine.api import Abort, Delta, EngineConfig, SamplingParams, Submit
-from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.tiers.lower_caches import TieredCaches
-from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.core.memory.kv import KVSpace
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage
 from parts import make_request
@@ -28,20 +25,9 @@ class Echo:
 
     def __init__(self, *, num_pages: int = 256, max_length: int = 64, **options: Any) -> None:
         self.now_s = 1.0
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
-        self.engine: Engine = assemble(
-            EngineConfig(max_running=2, page_size=PAGE, overlap=False, **options),
-            info=EngineInfo(
-                model_name="echo", max_length=max_length, vocab_size=VOCAB, eos_token_ids=(), num_pages=num_pages,
-                page_size=PAGE,
-            ),
-            make_runner=lambda kv: EchoRunner(
-                num_rows=2, max_length=max_length, num_pages=num_pages, page_size=PAGE, vocab_size=VOCAB,
-                held_pages=kv.held_pages,
-            ),
-            inbox=self.inbox,
-            outbox=self.outbox,
-            clock=lambda: self.now_s,
+        self.engine, self.inbox, self.outbox = echo_engine(
+            num_pages=num_pages, max_length=max_length, vocab_size=VOCAB, overlap=False,
+            parts={"clock": lambda: self.now_s}, **options,
         )  # fmt: skip
         self._count = 0
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asked_twice import outputs
+from asked_twice import answered, small
 from families.case import build
 from families.registry import DIVIDED
 from group_in_threads import ranks_are_threads
@@ -23,12 +23,6 @@ from pagewood.engine.observe.profiling import Profile
 from pagewood.engine.runner.ranks import following as following_ranks
 
 FEW = ("olmo2",)
-
-
-def answered(config: EngineConfig) -> list[list[int]]:
-    """Return what an engine answers."""
-    inbox, outbox = MemoryInbox(), MemoryOutbox()
-    return outputs(build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox)
 
 
 def compared(
@@ -43,11 +37,9 @@ def compared(
     """Return what a model answers on one host, and on several, with as many ranks."""
     ranks_are_threads(monkeypatch)
     count = num_nodes * per_node
-    whole: dict[str, Any] = {"chunked_prefill_size": 16, **options}
-    config = EngineConfig(
-        model=str(folder), num_threads=count, tensor_parallel_size=count // num_stages,
-        pipeline_parallel_size=num_stages, max_running=4, page_size=4,
-        max_total_tokens=1024, **whole,
+    config = small(
+        folder, num_threads=count, tensor_parallel_size=count // num_stages, pipeline_parallel_size=num_stages,
+        **options,
     )  # fmt: skip
     expected = answered(config)
     config = replace(over_nodes(num_nodes, config), num_threads=per_node)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asked_twice import outputs
+from asked_twice import answered, outputs, small
 from families.case import build
 from families.registry import DIVIDED
 from group_in_threads import ranks_are_threads
@@ -28,24 +28,8 @@ MIXTURES = [
     if any(kind in case.kind for kind in ("Moe", "Mixtral", "GptOss", "Llama4", "DeepseekV", "MiniMax"))
     and "dense" not in name and case.extra.get("num_local_experts") != 0
 ]  # fmt: skip
-ONE: dict[str, Any] = {}
 TWO_BY_REQUEST: dict[str, Any] = {"tensor_parallel_size": 2, "enable_dp_attention": True}
 PARAMETERS = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in DIVIDED]
-
-
-def answered(config: EngineConfig) -> list[list[int]]:
-    """Return what an engine answers."""
-    inbox, outbox = MemoryInbox(), MemoryOutbox()
-    return outputs(build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox)
-
-
-def answered_by(folder: Path, count: int) -> list[list[int]]:
-    """Return what ranks answer."""
-    config = EngineConfig(
-        model=str(folder), num_threads=max(2, count), tensor_parallel_size=count, max_running=4,
-        chunked_prefill_size=16, page_size=4, max_total_tokens=1024,
-    )  # fmt: skip
-    return answered(config)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -53,10 +37,10 @@ def test_tokens_are_those_of_one_process(name: str, tmp_path: Path, monkeypatch:
     """With two ranks and with four, some of which have copies of KV heads."""
     build(DIVIDED[name], tmp_path)
     ranks_are_threads(monkeypatch)
-    expected = answered_by(tmp_path, 1)
-    assert answered_by(tmp_path, 2) == expected
+    expected = answered(small(tmp_path))
+    assert answered(small(tmp_path, tensor_parallel_size=2)) == expected
     if name not in FEW:
-        assert answered_by(tmp_path, 4) == expected
+        assert answered(small(tmp_path, tensor_parallel_size=4, num_threads=4)) == expected
 
 
 @pytest.mark.parametrize("name", [name if name in BY_REQUEST else pytest.param(name, marks=pytest.mark.slow)
@@ -65,14 +49,7 @@ def test_attention_by_request(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     """Each of two ranks has the whole attention, and pages of its own."""
     build(DIVIDED[name], tmp_path)
     ranks_are_threads(monkeypatch)
-    found: list[list[list[int]]] = []
-    for options in ONE, TWO_BY_REQUEST:
-        config = EngineConfig(
-            model=str(tmp_path), num_threads=2, max_running=4, chunked_prefill_size=16, page_size=4,
-            max_total_tokens=1024, **options,
-        )  # fmt: skip
-        found.append(answered(config))
-    assert found[1] == found[0]
+    assert answered(small(tmp_path, **TWO_BY_REQUEST)) == answered(small(tmp_path))
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -80,16 +57,10 @@ def test_attention_by_request_with_whole_experts(count: int, tmp_path: Path, mon
     """Latents in eight bits; with four ranks some have no row."""
     build(DIVIDED["deepseek3"], tmp_path)
     ranks_are_threads(monkeypatch)
-    found: list[list[list[int]]] = []
-    ranks: dict[str, Any] = {"tensor_parallel_size": count, "enable_dp_attention": True, "expert_parallel": True}
-    ranks["expert_map"] = mapping(tmp_path, count)
-    for options in ONE, ranks:
-        config = EngineConfig(
-            model=str(tmp_path), num_threads=4, max_running=4, chunked_prefill_size=16, page_size=4,
-            max_total_tokens=1024, kv_cache_dtype="int8", **options,
-        )  # fmt: skip
-        found.append(answered(config))
-    assert found[1] == found[0]
+    whole: dict[str, Any] = {"num_threads": 4, "kv_cache_dtype": "int8"}
+    ranks = {"tensor_parallel_size": count, "enable_dp_attention": True, "expert_parallel": True}
+    found = answered(small(tmp_path, expert_map=mapping(tmp_path, count), **whole, **ranks))
+    assert found == answered(small(tmp_path, **whole))
 
 
 def mapping(folder: Path, count: int) -> str:
@@ -111,9 +82,8 @@ def test_ranks_with_whole_experts(name: str, tmp_path: Path, monkeypatch: pytest
     found: list[list[list[int]]] = []
     loads: list[ExpertLoad] = []
     for count in (1, 2):
-        config = EngineConfig(
-            model=str(tmp_path), num_threads=2, tensor_parallel_size=count, max_running=4, chunked_prefill_size=16,
-            page_size=4, max_total_tokens=1024, expert_load="experts", expert_parallel=count > 1,
+        config = small(
+            tmp_path, tensor_parallel_size=count, expert_load="experts", expert_parallel=count > 1,
             expert_map=mapping(tmp_path, count) if count > 1 else None,
         )  # fmt: skip
         inbox, outbox = MemoryInbox(), MemoryOutbox()
@@ -162,11 +132,7 @@ def test_processes_with_whole_experts(count: int, tmp_path: Path) -> None:
     found: list[list[list[int]]] = []
     for turn in range(3):
         ranks: dict[str, Any] = {} if not turn else {"tensor_parallel_size": count, "expert_parallel": True}
-        config = EngineConfig(
-            model=str(tmp_path), num_threads=4, max_running=4, chunked_prefill_size=16, page_size=4,
-            max_total_tokens=1024, expert_map=mapping(tmp_path, count) if turn else None,
-            weights="int8" if turn == 2 else "auto", **ranks,
-        )  # fmt: skip
-        found.append(answered(config))
+        more: dict[str, Any] = {"expert_map": mapping(tmp_path, count) if turn else None, **ranks}
+        found.append(answered(small(tmp_path, num_threads=4, weights="int8" if turn == 2 else "auto", **more)))
     assert found[1] == found[0]
     assert all(len(tokens) == 8 for tokens in found[2])

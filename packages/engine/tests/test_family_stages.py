@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from asked_twice import outputs
+from asked_twice import answered, small
 from families.case import build
 from families.registry import DIVIDED
 from group_in_threads import ranks_are_threads
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.build import build_engine
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.models.config import ModelConfig
 from random_traffic import check_alike
 
@@ -22,15 +20,14 @@ FEW = ("gemma4-small", "olmo2")
 PARAMETERS = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in DIVIDED]
 
 
-def answered(folder: Path, num_stages: int, *, num_ranks: int = 1, expert_parallel: bool = False) -> list[list[int]]:
+def in_stages(folder: Path, num_stages: int, *, num_ranks: int = 1, expert_parallel: bool = False) -> list[list[int]]:
     """Return what an engine answers."""
-    config = EngineConfig(
-        model=str(folder), num_threads=num_stages * num_ranks, pipeline_parallel_size=num_stages,
-        tensor_parallel_size=num_ranks, expert_parallel=expert_parallel, max_running=4, chunked_prefill_size=16,
-        page_size=4, max_total_tokens=1024,
+    return answered(
+        small(
+            folder, num_threads=num_stages * num_ranks, pipeline_parallel_size=num_stages,
+            tensor_parallel_size=num_ranks, expert_parallel=expert_parallel,
+        )
     )  # fmt: skip
-    inbox, outbox = MemoryInbox(), MemoryOutbox()
-    return outputs(build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -38,15 +35,15 @@ def test_tokens_are_those_of_one_process(name: str, tmp_path: Path, monkeypatch:
     """With two stages, with as many as the model allows up to four, and with two of two ranks."""
     build(DIVIDED[name], tmp_path)
     ranks_are_threads(monkeypatch)
-    expected = answered(tmp_path, 1)
+    expected = in_stages(tmp_path, 1)
     most = min(4, 1 + len(ModelConfig.from_folder(tmp_path).cuts))
     assert most > 1
-    assert answered(tmp_path, 2) == expected
+    assert in_stages(tmp_path, 2) == expected
     if name in FEW:
         return
     if most > 2:
-        assert answered(tmp_path, most) == expected
-    assert answered(tmp_path, 2, num_ranks=2) == expected
+        assert in_stages(tmp_path, most) == expected
+    assert in_stages(tmp_path, 2, num_ranks=2) == expected
 
 
 @pytest.mark.slow
@@ -54,7 +51,7 @@ def test_tokens_are_those_of_one_process(name: str, tmp_path: Path, monkeypatch:
 def test_stages_of_ranks_with_whole_experts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(DIVIDED[name], tmp_path)
     ranks_are_threads(monkeypatch)
-    assert answered(tmp_path, 2, num_ranks=2, expert_parallel=True) == answered(tmp_path, 1)
+    assert in_stages(tmp_path, 2, num_ranks=2, expert_parallel=True) == in_stages(tmp_path, 1)
 
 
 DEEP = replace(DIVIDED["qwen3"], extra={**DIVIDED["qwen3"].extra, "num_hidden_layers": 5, "layer_types": None})

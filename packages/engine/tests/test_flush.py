@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pagewood.engine.api import EngineConfig, FinishReason, Flush, SamplingParams, Submit
-from pagewood.engine.assemble import assemble
+from echo_bench import EchoBench, expected, submit
+from pagewood.engine.api import Delta, EngineConfig, FinishReason, Flush
 from pagewood.engine.assembly.tiers.lower_caches import TieredCaches
-from pagewood.engine.core.loop import Engine, EngineInfo, Pending
 from pagewood.engine.core.memory.kv import KVSpace
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner
 from pagewood.kvpool import MultiHeadLayout, PageAllocator
 from pagewood.kvpool.storage import KVStorage
 from parts import make_queue, make_request
@@ -25,45 +20,21 @@ NUM_PAGES = 32
 
 
 class Echo:
-    """An engine with the echo model."""
+    """An engine with the echo model, which is flushed."""
 
     def __init__(self, **options: Any) -> None:
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
-        self.engine: Engine = assemble(
-            EngineConfig(max_running=4, page_size=PAGE, **options),
-            info=EngineInfo(
-                model_name="echo", max_length=64, vocab_size=100, eos_token_ids=(), num_pages=NUM_PAGES, page_size=PAGE
-            ),
-            make_runner=lambda kv: EchoRunner(
-                num_rows=4, max_length=64, num_pages=NUM_PAGES, page_size=PAGE, vocab_size=100,
-                held_pages=kv.held_pages,
-            ),
-            inbox=self.inbox,
-            outbox=self.outbox,
-        )  # fmt: skip
-        self.pending: Pending | None = None
+        self.bench = EchoBench(max_running=4, **options)
+        self.num_flushes = 0
 
-    def submit(self, name: str, tokens: list[int], *, max_tokens: int = 4) -> None:
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-        self.inbox.put(Submit(request_id=name, tokens=np.array(tokens, "<i4").tobytes(), sampling=sampling))
+    def answer(self, name: str, tokens: list[int]) -> Delta:
+        return self.bench.answer(submit(name, tokens, max_tokens=4))
 
-    def until(self, holds: Callable[[list[Any]], bool]) -> list[Any]:
-        deltas: list[Any] = []
-        for _ in range(200):
-            if holds(deltas):
-                return deltas
-            self.pending = self.engine.advance(self.pending)
-            deltas += self.outbox.take()
-        raise AssertionError(f"not reached: {deltas}")
-
-    def answer(self, name: str, tokens: list[int]) -> Any:
-        self.submit(name, tokens)
-        return self.until(lambda deltas: any(delta.request_id == name and delta.finish for delta in deltas))[-1]
-
-    def flush(self) -> Any:
-        self.inbox.put(Flush(request_id="flush"))
-        deltas = self.until(lambda deltas: any(delta.request_id == "flush" for delta in deltas))
-        return next(delta for delta in deltas if delta.request_id == "flush")
+    def flush(self) -> Delta:
+        self.num_flushes += 1
+        name = f"flush {self.num_flushes}"
+        self.bench.step(Flush(request_id=name))
+        self.bench.until(lambda: self.bench.finish(name))
+        return self.bench.deltas[name][-1]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -75,29 +46,21 @@ def test_a_flush_is_answered_and_the_prompt_is_computed_again(overlap: bool) -> 
     flushed = echo.flush()
     assert (flushed.finish, flushed.first, flushed.tokens) == (FinishReason.STOP, True, ())
     assert flushed.num_cached_tokens == 20, flushed
-    assert echo.engine.counters().num_free_pages == NUM_PAGES
+    assert echo.bench.engine.counters().num_free_pages == NUM_PAGES
     assert echo.answer("c", prompt).num_cached_tokens == 0
     assert echo.flush().num_cached_tokens > 0
     assert echo.flush().num_cached_tokens == 0
-    assert echo.engine.violation() is None
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_flush_keeps_what_running_requests_use(overlap: bool) -> None:
-    echo, alone = Echo(overlap=overlap), Echo()
-    expected: list[int] = []
-    for engine in (alone, echo):
-        engine.submit("a", list(range(20)), max_tokens=30)
-        deltas = engine.until(lambda deltas: sum(len(delta.tokens) for delta in deltas) >= 5)
-        if engine is echo:
-            engine.inbox.put(Flush(request_id="flush"))
-        deltas += engine.until(lambda deltas: any(delta.request_id == "a" and delta.finish for delta in deltas))
-        tokens = [token for delta in deltas if delta.request_id == "a" for token in delta.tokens]
-        assert len(tokens) == 30
-        expected = expected or tokens
-        assert tokens == expected
-        assert engine.engine.violation() is None
-    assert [delta.num_cached_tokens for delta in deltas if delta.request_id == "flush"] == [0]
+    echo = EchoBench(max_running=4, overlap=overlap)
+    echo.step(submit("a", list(range(20))))
+    echo.until(lambda: len(echo.tokens("a")) >= 5)
+    echo.step(Flush(request_id="flush"))
+    echo.until(lambda: echo.finish("a"))
+    assert echo.tokens("a") == expected(list(range(20)))
+    assert [delta.num_cached_tokens for delta in echo.deltas["flush"]] == [0]
 
 
 def test_an_engine_without_a_prefix_cache_has_nothing_to_drop() -> None:

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from asked_twice import outputs
+from asked_twice import answered, small
 from backwards import seed_backwards
 from families.case import build
 from families.registry import DIVIDED
 from group_in_threads import ranks_are_threads
 from node_threads import THREE_PARTS, following, over_nodes
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import RunnerLostError
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.ranks import following as following_ranks
 from pagewood.engine.runner.ranks.hosts import node
 from pagewood.engine.runner.ranks.hosts.hosts import Hosts
@@ -48,29 +46,16 @@ FAULTS: dict[str, tuple[Edit, str]] = {
 }
 
 
-def compute(config: EngineConfig) -> None:
-    """Let an engine answer."""
-    inbox, outbox = MemoryInbox(), MemoryOutbox()
-    engine = build_engine(config, inbox=inbox, outbox=outbox)
-    try:
-        outputs(engine, inbox, outbox)
-    finally:
-        engine.close()
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_between_hosts_ends_the_group(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(DIVIDED["olmo2"], tmp_path)
     ranks_are_threads(monkeypatch)
-    config = EngineConfig(
-        model=str(tmp_path), num_threads=2, tensor_parallel_size=2, max_running=4, page_size=4, max_total_tokens=1024
-    )
-    config = replace(over_nodes(2, config), num_threads=1)
+    config = replace(over_nodes(2, small(tmp_path, tensor_parallel_size=2)), num_threads=1)
     edit, message = FAULTS[name]
     monkeypatch.setattr(node, "seen", [], raising=False)  # for the code of the faults
     seed_fault([edit], monkeypatch)
     with following(config), pytest.raises(RunnerLostError, match=message):
-        compute(config)
+        answered(config)
 
 
 _SKIPPED = """number += 1
@@ -105,10 +90,8 @@ tokens are those of that seed."""  # fmt: skip
 def over_hosts(folder: Path, num_nodes: int, per_node: int, num_stages: int) -> EngineConfig:
     """Return the configuration of node 0."""
     count = num_nodes * per_node
-    config = EngineConfig(
-        model=str(folder), num_threads=count, tensor_parallel_size=count // num_stages,
-        pipeline_parallel_size=num_stages, max_running=4, page_size=4, max_total_tokens=1024,
-    )  # fmt: skip
+    ranks = {"tensor_parallel_size": count // num_stages, "pipeline_parallel_size": num_stages}
+    config = small(folder, num_threads=count, **ranks)
     return replace(over_nodes(num_nodes, config), num_threads=per_node)
 
 
@@ -128,7 +111,7 @@ def test_a_rank_on_another_host_that_differs_ends_the_group(
     seed_fault([edit], monkeypatch)
     config = over_hosts(tmp_path, 2, 1, num_stages)
     with following(config), pytest.raises(RunnerLostError, match=message):
-        compute(config)
+        answered(config)
 
 
 @pytest.mark.slow
@@ -143,4 +126,4 @@ def test_a_rank_that_adds_in_another_order_is_found_over_hosts(
     config = over_hosts(tmp_path, 3, 1, 1) if num_stages == 1 else over_hosts(tmp_path, 2, 3, 2)
     message = r"rank \d has other (tokens or hidden states|hidden states) than rank \d after step"
     with following(config), pytest.raises(RunnerLostError, match=message):
-        compute(config)
+        answered(config)

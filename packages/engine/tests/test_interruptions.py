@@ -2,92 +2,17 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pagewood.engine.api import (
-    Abort,
-    Command,
-    Delta,
-    EngineConfig,
-    FinishReason,
-    Flush,
-    Pause,
-    Resume,
-    SamplingParams,
-    Submit,
-)
-from pagewood.engine.assemble import assemble
-from pagewood.engine.core.loop import Engine, EngineInfo, Pending
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner, oracle_tokens
-
-PAGE, NUM_PAGES, MAX_LENGTH, VOCAB = 4, 32, 64, 50
-
-
-class Bench:
-    """An engine with the echo model and a clock that the test sets, and the answers by request."""
-
-    def __init__(self, *, max_running: int = 2, **options: Any) -> None:
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
-        self.now_s = 0.0
-        config = EngineConfig(page_size=PAGE, max_running=max_running, **options)
-        self.engine: Engine = assemble(
-            config,
-            info=EngineInfo(
-                model_name="echo", max_length=MAX_LENGTH, vocab_size=VOCAB, eos_token_ids=(), num_pages=NUM_PAGES,
-                page_size=PAGE,
-            ),
-            make_runner=lambda kv: EchoRunner(
-                num_rows=config.num_rows, max_length=MAX_LENGTH, num_pages=NUM_PAGES, page_size=PAGE,
-                vocab_size=VOCAB, held_pages=kv.held_pages,
-            ),
-            inbox=self.inbox,
-            outbox=self.outbox,
-            clock=lambda: self.now_s,
-        )  # fmt: skip
-        self.pending: Pending | None = None
-        self.deltas: dict[str, list[Delta]] = {}
-
-    def step(self, *commands: Command) -> None:
-        for command in commands:
-            self.inbox.put(command)
-        self.pending = self.engine.advance(self.pending)
-        for delta in self.outbox.take():
-            self.deltas.setdefault(delta.request_id, []).append(delta)
-        assert self.engine.violation() is None
-
-    def steps(self, number: int) -> None:
-        for _ in range(number):
-            self.step()
-
-    def tokens(self, name: str) -> list[int]:
-        return [token for delta in self.deltas.get(name, []) for token in delta.tokens]
-
-    def finish(self, name: str) -> FinishReason | None:
-        return self.deltas[name][-1].finish if name in self.deltas else None
-
-
-def submit(name: str, prompt: list[int], *, priority: int = 0, max_tokens: int = 30) -> Submit:
-    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return Submit(
-        request_id=name, tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling, priority=priority, carry=b"c"
-    )
-
-
-def expected(prompt: list[int], max_tokens: int = 30) -> list[int]:
-    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return oracle_tokens(
-        tuple(prompt), sampling, vocab_size=VOCAB, stop_ids=frozenset(), max_length=MAX_LENGTH
-    )  # fmt: skip
-
+from echo_bench import EchoBench, expected, submit
+from pagewood.engine.api import Abort, EngineConfig, FinishReason, Flush, Pause, Resume
 
 LONG, OTHER, URGENT = [1] * 20, [2] * 20, [3] * 8
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_request_of_much_higher_priority_takes_the_place_of_the_least_deserving(overlap: bool) -> None:
-    bench = Bench(preemption_threshold=5, overlap=overlap)
+    bench = EchoBench(preemption_threshold=5, overlap=overlap)
     bench.step(submit("a", LONG), submit("b", OTHER, priority=1))
     bench.steps(4)
     bench.step(submit("urgent", URGENT, priority=6, max_tokens=3))
@@ -101,7 +26,7 @@ def test_a_request_of_much_higher_priority_takes_the_place_of_the_least_deservin
 
 @pytest.mark.parametrize(("threshold", "priority"), [(None, 99), (6, 6), (5, 5)])
 def test_a_lower_priority_alone_is_no_reason(threshold: int | None, priority: int) -> None:
-    bench = Bench(preemption_threshold=threshold)
+    bench = EchoBench(preemption_threshold=threshold)
     bench.step(submit("a", LONG), submit("b", OTHER))
     bench.steps(4)
     bench.step(submit("urgent", URGENT, priority=priority))
@@ -111,7 +36,7 @@ def test_a_lower_priority_alone_is_no_reason(threshold: int | None, priority: in
 
 
 def test_ever_higher_priorities_cannot_preempt_the_same_request_again_and_again() -> None:
-    bench = Bench(preemption_threshold=0, max_running=1)
+    bench = EchoBench(preemption_threshold=0, max_running=1)
     bench.step(submit("a", LONG))
     bench.steps(3)
     for number in range(1, 8):
@@ -128,7 +53,7 @@ def test_ever_higher_priorities_cannot_preempt_the_same_request_again_and_again(
 
 
 def test_memory_is_given_too() -> None:
-    bench = Bench(preemption_threshold=0, max_running=4, schedule_conservativeness=0.01)
+    bench = EchoBench(preemption_threshold=0, max_running=4, schedule_conservativeness=0.01)
     bench.step(*(submit(name, [number] * 34) for number, name in enumerate("abc", 1)))
     bench.steps(4)
     bench.step(submit("urgent", [9] * 30, priority=1, max_tokens=4))
@@ -141,7 +66,7 @@ def test_memory_is_given_too() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_memory_that_is_kept_for_the_outputs_of_those_that_can_leave_does_not_count(overlap: bool) -> None:
     """They hold a page each, but all of memory is kept for them: their outputs may have 63 tokens."""
-    bench = Bench(preemption_threshold=5, schedule_conservativeness=1.0, overlap=overlap, max_running=4)
+    bench = EchoBench(preemption_threshold=5, schedule_conservativeness=1.0, overlap=overlap, max_running=4)
     bench.step(submit("a", [1], max_tokens=63), submit("b", [2], max_tokens=63))
     bench.steps(2)
     prompt = list(range(10, 40))
@@ -156,7 +81,7 @@ def test_memory_that_is_kept_for_the_outputs_of_those_that_can_leave_does_not_co
 
 def test_nobody_leaves_if_all_that_can_would_not_be_enough() -> None:
     """Two keep their memory, because their priority is too near; the third has too little."""
-    bench = Bench(preemption_threshold=5, schedule_conservativeness=1.0, max_running=4)
+    bench = EchoBench(preemption_threshold=5, schedule_conservativeness=1.0, max_running=4)
     bench.step(
         submit("a", [1] * 40, priority=3, max_tokens=24),
         submit("b", [2] * 20, priority=3, max_tokens=19),
@@ -171,7 +96,7 @@ def test_nobody_leaves_if_all_that_can_would_not_be_enough() -> None:
 
 
 def test_nobody_leaves_for_a_request_that_has_ended() -> None:
-    bench = Bench(preemption_threshold=0)
+    bench = EchoBench(preemption_threshold=0)
     bench.step(submit("a", LONG), submit("b", OTHER))
     bench.steps(4)
     bench.step(submit("urgent", URGENT, priority=1))
@@ -181,7 +106,7 @@ def test_nobody_leaves_for_a_request_that_has_ended() -> None:
 
 
 def test_lower_priorities_can_go_first() -> None:
-    bench = Bench(preemption_threshold=0, max_running=1, low_priority_first=True)
+    bench = EchoBench(preemption_threshold=0, max_running=1, low_priority_first=True)
     bench.step(submit("a", LONG, priority=3), submit("b", OTHER, priority=2))
     bench.steps(3)
     assert bench.tokens("b")
@@ -192,7 +117,7 @@ def test_lower_priorities_can_go_first() -> None:
 
 
 def test_a_request_that_never_ran_is_refused_when_it_has_waited_too_long() -> None:
-    bench = Bench(max_running=1, max_queue_s=10.0)
+    bench = EchoBench(max_running=1, max_queue_s=10.0)
     bench.step(submit("a", LONG), submit("b", OTHER))
     bench.now_s = 9.9
     bench.steps(2)
@@ -202,13 +127,13 @@ def test_a_request_that_never_ran_is_refused_when_it_has_waited_too_long() -> No
     (last,) = bench.deltas["b"]
     assert last.finish is FinishReason.REFUSED
     assert last.refusal is not None
-    assert (last.refusal.code, last.carry) == ("queue_timeout", b"c")
+    assert (last.refusal.code, last.carry) == ("queue_timeout", b"b")
     bench.steps(40)
     assert bench.tokens("a") == expected(LONG)
 
 
 def test_a_preempted_request_may_wait_as_long_as_it_must() -> None:
-    bench = Bench(max_running=1, max_queue_s=10.0, preemption_threshold=0)
+    bench = EchoBench(max_running=1, max_queue_s=10.0, preemption_threshold=0)
     bench.step(submit("a", LONG))
     bench.steps(3)
     bench.step(submit("urgent", URGENT, priority=1, max_tokens=20))
@@ -222,7 +147,7 @@ def test_a_preempted_request_may_wait_as_long_as_it_must() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("retract", [False, True])
 def test_a_paused_engine_computes_nothing_and_goes_on_where_it_stopped(overlap: bool, retract: bool) -> None:
-    bench = Bench(overlap=overlap)
+    bench = EchoBench(overlap=overlap)
     bench.step(submit("a", LONG))
     bench.steps(5)
     bench.step(Pause(request_id="pause", retract=retract))
@@ -242,7 +167,7 @@ def test_a_paused_engine_computes_nothing_and_goes_on_where_it_stopped(overlap: 
 
 
 def test_a_paused_engine_takes_aborts() -> None:
-    bench = Bench()
+    bench = EchoBench()
     bench.step(submit("a", LONG), submit("b", OTHER))
     bench.steps(3)
     bench.step(Pause(request_id="pause"))

@@ -16,7 +16,8 @@ import pytest
 import torch
 import transformers
 
-from pagewood.engine.api import Delta, EngineConfig, SamplingParams, Submit
+from answered import answers_to, request
+from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.cuda.build import kernel_needs
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
@@ -73,24 +74,16 @@ class Bench:
             }
         )
         self.engine: Engine = build_engine(config, inbox=self.inbox, outbox=self.outbox)
-        self.num_sent = 0
 
     def reported(self, *prompts: np.ndarray, max_tokens: int = 24) -> list[list[Any]]:
         """Return the tokens of each answer, with their log probabilities; the prompts arrive together."""
-        names = [str(self.num_sent + i) for i in range(len(prompts))]
-        self.num_sent += len(prompts)
-        answers: dict[str, list[Delta]] = {name: [] for name in names}
-        for name, prompt in zip(names, prompts, strict=True):
-            sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=2)
-            self.inbox.put(Submit(request_id=name, tokens=prompt.astype("<i4").tobytes(), sampling=sampling))
-        pending = None
-        while pending is not None or not all(found and found[-1].finish for found in answers.values()):
-            pending = self.engine.advance(pending)
-            for delta in self.outbox.take():
-                answers[delta.request_id].append(delta)
+        answers = answers_to(
+            self.engine, self.inbox, self.outbox,
+            [request(i, prompt, max_tokens=max_tokens, logprobs=2) for i, prompt in enumerate(prompts)],
+        )  # fmt: skip
         self.engine.step()
         assert self.engine.violation() is None
-        return [[one for delta in answers[name] for one in delta.logprobs] for name in names]
+        return [[one for delta in answer for one in delta.logprobs] for answer in answers]
 
 
 def prompts_of(seed: int, *lengths: int) -> list[np.ndarray]:

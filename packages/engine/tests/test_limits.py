@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from echo_bench import echo_engine
 from pagewood.engine.api import (
     Abort,
     Command,
@@ -24,19 +25,17 @@ from pagewood.engine.api import (
     Submit,
     TenantQuota,
 )
-from pagewood.engine.assemble import assemble
-from pagewood.engine.core.loop import Engine, EngineInfo, Pending, StepHandle
+from pagewood.engine.core.loop import Engine, Pending, StepHandle
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.queue.quota_queue import QuotaQueue
 from pagewood.engine.core.queue.waiting import WaitingQueue
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner
 from scale import scaled
 from scenarios.drawing import random_scenario, with_interruptions, with_limits
 from scenarios.running import run_scenario
 from scenarios.scenario import Scenario
-from seeded_faults import Edit, seed_fault, slow_ones
+from seeded_faults import Edit, assert_found, slow_ones
 
 MAX_LENGTH, NUM_PAGES, PAGE = 256, 256, 4
 
@@ -69,18 +68,10 @@ class Bench:
     """An engine with the echo model, its answers by request, and the order in which requests have started."""
 
     def __init__(self, *, max_running: int = 8, **options: Any) -> None:
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
         self.runner = TimedRunner(max_running)
-        self.engine: Engine = assemble(
-            EngineConfig(page_size=PAGE, max_running=max_running, **options),
-            info=EngineInfo(
-                model_name="echo", max_length=MAX_LENGTH, vocab_size=50, eos_token_ids=(), num_pages=NUM_PAGES,
-                page_size=PAGE,
-            ),
-            make_runner=lambda kv: self.runner,
-            inbox=self.inbox,
-            outbox=self.outbox,
-            clock=lambda: self.runner.now_s,
+        self.engine, self.inbox, self.outbox = echo_engine(
+            num_pages=NUM_PAGES, max_length=MAX_LENGTH, max_running=max_running, make_runner=lambda kv: self.runner,
+            parts={"clock": lambda: self.runner.now_s}, **options,
         )  # fmt: skip
         self.pending: Pending | None = None
         self.deltas: dict[str, list[Delta]] = {}
@@ -466,11 +457,9 @@ FAULTS: dict[str, Sequence[Edit]] = {
 
 
 @pytest.mark.parametrize("name", slow_ones(FAULTS, "stop not counted", "room not noticed"))
-def test_seeded_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS[name], monkeypatch)
-    for seed in range(300):
-        try:
-            run_scenario(limited(random.Random(seed), overlap=seed % 3 > 0), after_step=check_quotas)
-        except Exception:  # any error counts
-            return
-    pytest.fail("the fault was not found")
+def test_seeded_faults_are_found(name: str) -> None:
+    assert_found(
+        FAULTS[name],
+        lambda seed: run_scenario(limited(random.Random(seed), overlap=seed % 3 > 0), after_step=check_quotas),
+        range(300),
+    )

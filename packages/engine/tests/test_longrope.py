@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from answered import answers_to, request, tokens_of
 from families.case import Case, build
 from families.registry import CASES
 from families.ropes import rope
-from pagewood.engine.api import Delta, EngineConfig, FinishReason, Retain, SamplingParams, Submit
+from pagewood.engine.api import Command, Delta, EngineConfig, FinishReason, Retain
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.model_check import check_model
 from pagewood.engine.build import build_engine
@@ -67,31 +68,19 @@ class Bench:
         self.engine = build_engine(
             EngineConfig(model=str(model()[0]), **{**config, **options}), inbox=self.inbox, outbox=self.outbox
         )
-        self.num_sent = 0
 
     def ask(self, *work: tuple[Sequence[int], int]) -> tuple[list[list[int]], list[int]]:
         """Return the outputs of prompts that arrive together, each with its number of tokens, and what was cached."""
-        names = [str(self.num_sent + i) for i in range(len(work))]
-        self.num_sent += len(work)
-        for name, (prompt, num) in zip(names, work, strict=True):
-            tokens = np.array(prompt, "<i4").tobytes()
-            sampling = SamplingParams(max_tokens=num, temperature=0.0, ignore_eos=True)
-            self.inbox.put(Submit(request_id=name, tokens=tokens, sampling=sampling))
-        answers = self.answers(names)
+        submits = [request(i, prompt, max_tokens=num) for i, (prompt, num) in enumerate(work)]
+        answers = self.answers(submits)
         assert all(answer[-1].finish is FinishReason.LENGTH for answer in answers)
-        found = [[token for delta in answer for token in delta.tokens] for answer in answers]
-        return found, [answer[0].num_cached_tokens for answer in answers]
+        return [tokens_of(answer) for answer in answers], [answer[0].num_cached_tokens for answer in answers]
 
-    def answers(self, names: Sequence[str]) -> list[list[Delta]]:
-        answers: dict[str, list[Delta]] = {name: [] for name in names}
-        pending = None
-        while pending is not None or not all(found and found[-1].finish for found in answers.values()):
-            pending = self.engine.advance(pending)
-            for delta in self.outbox.take():
-                answers[delta.request_id].append(delta)
+    def answers(self, commands: Sequence[Command]) -> list[list[Delta]]:
+        answers = answers_to(self.engine, self.inbox, self.outbox, commands)
         self.engine.step()
         assert self.engine.violation() is None
-        return [answers[name] for name in names]
+        return answers
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -143,8 +132,7 @@ def test_a_text_is_retained_and_dropped_under_all_of_its_keys() -> None:
     tokens, _ = bench.ask((prompt, 3), (prompt, 4))
     whole = np.array([*prompt, *tokens[1]], "<i4").tobytes()
     for seconds, num_tokens in ((60.0, 64), (0.0, 60 + 64)):
-        bench.inbox.put(Retain(request_id="prefix", tokens=whole, seconds=seconds))
-        [[answer]] = bench.answers(["prefix"])
+        [[answer]] = bench.answers([Retain(request_id="prefix", tokens=whole, seconds=seconds)])
         assert answer.num_cached_tokens == num_tokens
     assert bench.ask((prompt, 3), (prompt, 4))[1] == [0, 0]
     bench.engine.close()

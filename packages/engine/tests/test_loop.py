@@ -1,15 +1,15 @@
 """Single behaviours of the loops; random traffic is in test_scenarios.py."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from echo_bench import echo_engine, expected, submit
 from pagewood.engine.api import (
     Abort,
     Command,
     Delta,
-    EngineConfig,
     FinishReason,
     PassOn,
     Pause,
@@ -19,30 +19,19 @@ from pagewood.engine.api import (
     SetPriority,
     Submit,
 )
-from pagewood.engine.assemble import assemble
-from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, StepHandle
+from pagewood.engine.core.loop import Pending, Runner, StepHandle
 from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner, oracle_tokens
-
-INFO = EngineInfo(model_name="echo", max_length=64, vocab_size=50, eos_token_ids=(), num_pages=32, page_size=4)
+from pagewood.engine.testing import EchoRunner
 
 
 class Bench:
     """An engine with an echo runner, and all its answers."""
 
-    def __init__(self, config: EngineConfig, *, runner: Runner | None = None) -> None:
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
-        self.engine: Engine = assemble(
-            config,
-            info=INFO,
-            make_runner=lambda kv: (
-                runner or EchoRunner(num_rows=config.num_rows, max_length=64, num_pages=32, page_size=4, vocab_size=50)
-            ),
-            inbox=self.inbox,
-            outbox=self.outbox,
+    def __init__(self, *, max_running: int = 4, runner: Runner | None = None, **options: Any) -> None:
+        self.engine, self.inbox, self.outbox = echo_engine(
+            max_running=max_running, make_runner=None if runner is None else lambda _: runner, **options
         )
         self.pending: Pending | None = None
         self.deltas: list[Delta] = []
@@ -63,17 +52,9 @@ class Bench:
         raise AssertionError("the engine does not become idle")
 
 
-def submit(name: str, prompt: list[int], **sampling: object) -> Submit:
-    params = SamplingParams(temperature=0.0, **sampling)  # pyright: ignore[reportArgumentType]
-    return Submit(request_id=name, tokens=np.array(prompt, "<i4").tobytes(), sampling=params, carry=name.encode())
-
-
-CONFIG = EngineConfig(page_size=4, max_running=4)
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_abort_frees_everything_one_step_later(overlap: bool) -> None:
-    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap, prefix_cache=False))
+    bench = Bench(overlap=overlap, prefix_cache=False)
     bench.step(submit("a", [1, 2, 3, 4, 5], max_tokens=50))
     for _ in range(5):
         bench.step()
@@ -86,7 +67,7 @@ def test_an_abort_frees_everything_one_step_later(overlap: bool) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_what_is_passed_on_comes_behind_the_answers_to_earlier_commands(overlap: bool) -> None:
-    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap))
+    bench = Bench(overlap=overlap)
     bench.step(submit("a", [1, 2, 3], max_tokens=50))
     bench.step(Pause(request_id="pause"))
     refuse = Refuse(request_id="b", refusal=Refusal(message="no template"))
@@ -98,7 +79,7 @@ def test_what_is_passed_on_comes_behind_the_answers_to_earlier_commands(overlap:
 
 
 def test_a_waiting_request_can_be_aborted() -> None:
-    bench = Bench(EngineConfig(page_size=4, max_running=1))
+    bench = Bench(max_running=1)
     bench.step(submit("a", [1], max_tokens=30), submit("b", [2], max_tokens=30))
     deltas = bench.step(Abort(request_id="b"))
     assert [(d.request_id, d.finish, d.carry) for d in deltas if d.finish] == [("b", FinishReason.ABORT, b"b")]
@@ -120,7 +101,7 @@ def test_a_waiting_request_can_be_aborted() -> None:
     ],
 )
 def test_a_request_that_can_never_run_is_refused_at_once(command: Command, message: str) -> None:
-    bench = Bench(CONFIG)
+    bench = Bench()
     (delta,) = bench.step(command)
     assert (delta.finish, delta.first) == (FinishReason.REFUSED, True)
     assert delta.refusal is not None
@@ -129,7 +110,7 @@ def test_a_request_that_can_never_run_is_refused_at_once(command: Command, messa
 
 
 def test_an_id_in_use_is_refused_and_the_first_request_continues() -> None:
-    bench = Bench(CONFIG)
+    bench = Bench()
     bench.step(submit("a", [1, 2], max_tokens=3))
     assert [d.finish for d in bench.step(submit("a", [3], max_tokens=3)) if d.refusal] == [FinishReason.REFUSED]
     bench.until_idle()
@@ -137,7 +118,7 @@ def test_an_id_in_use_is_refused_and_the_first_request_continues() -> None:
 
 
 def test_max_tokens_none_means_as_many_as_fit() -> None:
-    bench = Bench(CONFIG)
+    bench = Bench()
     bench.step(submit("a", [1, 2, 3], max_tokens=None))
     bench.until_idle()
     assert bench.deltas[-1].num_output_tokens == 61
@@ -145,7 +126,7 @@ def test_max_tokens_none_means_as_many_as_fit() -> None:
 
 
 def test_requests_without_a_seed_get_different_ones() -> None:
-    bench = Bench(CONFIG)
+    bench = Bench()
     tokens = np.array([1, 2, 3], "<i4").tobytes()
     sampling = SamplingParams(max_tokens=10, temperature=1.0)
     bench.step(*(Submit(request_id=name, tokens=tokens, sampling=sampling) for name in "ab"))
@@ -157,11 +138,6 @@ def test_requests_without_a_seed_get_different_ones() -> None:
 
 def echo_runner() -> EchoRunner:
     return EchoRunner(num_rows=4, max_length=64, num_pages=32, page_size=4, vocab_size=50)
-
-
-def oracle(prompt: list[int], *, max_tokens: int) -> list[int]:
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    return oracle_tokens(prompt, sampling, vocab_size=50, stop_ids=frozenset(), max_length=64)
 
 
 class Faulty:
@@ -208,7 +184,7 @@ class FaultyStep:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("fault", ["launch", "wait"])
 def test_a_failed_step_ends_its_requests_and_not_the_engine(fault: Literal["launch", "wait"], overlap: bool) -> None:
-    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap), runner=Faulty(fault))
+    bench = Bench(overlap=overlap, runner=Faulty(fault))
     bench.step(submit("a", [1, 2, 3], max_tokens=20))
     bench.until_idle()
     assert bench.deltas[-1].finish is FinishReason.ERROR
@@ -218,12 +194,12 @@ def test_a_failed_step_ends_its_requests_and_not_the_engine(fault: Literal["laun
     bench.deltas.clear()
     bench.step(submit("b", [1, 2, 3], max_tokens=5))
     bench.until_idle()
-    assert [token for delta in bench.deltas for token in delta.tokens] == oracle([1, 2, 3], max_tokens=5)
+    assert [token for delta in bench.deltas for token in delta.tokens] == expected([1, 2, 3], 5)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_interrupted_wait_loses_no_token(overlap: bool) -> None:
-    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap), runner=Faulty("interrupt"))
+    bench = Bench(overlap=overlap, runner=Faulty("interrupt"))
     bench.inbox.put(submit("a", [1, 2, 3], max_tokens=20))
     num_interrupts = 0
     for _ in range(100):
@@ -234,14 +210,14 @@ def test_an_interrupted_wait_loses_no_token(overlap: bool) -> None:
             bench.pending = None
     bench.deltas += bench.outbox.take()
     assert num_interrupts == 1
-    assert [token for delta in bench.deltas for token in delta.tokens] == oracle([1, 2, 3], max_tokens=20)
+    assert [token for delta in bench.deltas for token in delta.tokens] == expected([1, 2, 3], 20)
     assert bench.engine.violation() is None
     assert bench.engine.counters().num_running == 0
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_interrupted_launch_ends_its_requests_after_the_step_in_flight(overlap: bool) -> None:
-    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap), runner=Faulty("interrupted launch"))
+    bench = Bench(overlap=overlap, runner=Faulty("interrupted launch"))
     bench.step(submit("a", [1, 2, 3], max_tokens=20))
     bench.step()
     with pytest.raises(KeyboardInterrupt):
@@ -254,12 +230,12 @@ def test_an_interrupted_launch_ends_its_requests_after_the_step_in_flight(overla
     ends = {delta.request_id: delta for delta in bench.deltas if delta.finish}
     assert (ends["a"].finish, ends["b"].finish) == (FinishReason.ERROR, FinishReason.LENGTH)
     tokens = [token for delta in bench.deltas if delta.request_id == "b" for token in delta.tokens]
-    assert tokens == oracle([1, 2, 3], max_tokens=5)
+    assert tokens == expected([1, 2, 3], 5)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_row_whose_logits_are_not_numbers_ends_its_request_only(overlap: bool) -> None:
-    bench = Bench(EngineConfig(page_size=4, max_running=4, overlap=overlap), runner=Faulty("row"))
+    bench = Bench(overlap=overlap, runner=Faulty("row"))
     prompts = {"a": [1, 2, 3], "b": [4, 5], "c": [6]}
     bench.step(*(submit(name, prompt, max_tokens=20) for name, prompt in prompts.items()))
     bench.until_idle()
@@ -269,12 +245,12 @@ def test_a_row_whose_logits_are_not_numbers_ends_its_request_only(overlap: bool)
     assert ends["a"].refusal.code == "logits_not_numbers"
     for name in "bc":
         tokens = [token for delta in bench.deltas if delta.request_id == name for token in delta.tokens]
-        assert tokens == oracle(prompts[name], max_tokens=20)
+        assert tokens == expected(prompts[name], 20)
     assert bench.engine.violation() is None
 
 
 def test_broken_accounting_is_healed_while_idle(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(CONFIG)
+    bench = Bench()
     bench.step(submit("a", [1] * 10, max_tokens=5))
     bench.until_idle()
     kv = bench.engine._kv  # pyright: ignore[reportPrivateUsage]
@@ -291,7 +267,7 @@ def test_broken_accounting_is_healed_while_idle(caplog: pytest.LogCaptureFixture
 
 
 def test_run_aborts_the_remaining_requests_when_it_is_stopped() -> None:
-    bench = Bench(CONFIG)
+    bench = Bench()
     bench.inbox.put(submit("a", [1, 2, 3], max_tokens=60))
     turns = iter([False] * 10 + [True])
     bench.engine.run(lambda: next(turns))
@@ -313,14 +289,14 @@ def test_a_step_computes_no_more_prompt_tokens_than_configured() -> None:
             batches.append(batch)
             return self.echo.launch(batch)
 
-    bench = Bench(EngineConfig(page_size=4, max_running=4, chunked_prefill_size=16), runner=Recording())
+    bench = Bench(chunked_prefill_size=16, runner=Recording())
     bench.step(*(submit(str(i), [i + 1] * 12, max_tokens=2) for i in range(4)))
     bench.until_idle()
     assert max(int(batch.counts[batch.counts > 1].sum()) for batch in batches) == 16
 
 
 def test_requests_that_share_a_long_prefix_compute_it_once() -> None:
-    bench = Bench(EngineConfig(page_size=4, max_running=4, chunked_prefill_size=64))
+    bench = Bench(chunked_prefill_size=64)
     prefix = list(range(1, 41))
     bench.step(*(submit(str(i), [*prefix, 41 + i], max_tokens=4) for i in range(4)))
     bench.until_idle()
@@ -330,7 +306,7 @@ def test_requests_that_share_a_long_prefix_compute_it_once() -> None:
 
 
 def test_a_higher_priority_is_admitted_first() -> None:
-    bench = Bench(EngineConfig(page_size=4, max_running=1))
+    bench = Bench(max_running=1)
     bench.step(submit("running", [9], max_tokens=3))
     low, high = submit("low", [1], max_tokens=2), submit("high", [2], max_tokens=2)
     bench.step(low, Submit(request_id="high", tokens=high.tokens, sampling=high.sampling, priority=5))
@@ -339,7 +315,7 @@ def test_a_higher_priority_is_admitted_first() -> None:
 
 
 def test_a_new_priority_of_a_waiting_request_decides_when_it_is_admitted() -> None:
-    bench = Bench(EngineConfig(page_size=4, max_running=1))
+    bench = Bench(max_running=1)
     bench.step(*(submit(name, [index], max_tokens=3) for index, name in enumerate("abc")))
     bench.step(SetPriority(request_id="c", priority=1))
     bench.until_idle()
@@ -349,8 +325,7 @@ def test_a_new_priority_of_a_waiting_request_decides_when_it_is_admitted() -> No
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_new_priority_of_a_running_request_decides_which_is_preempted(overlap: bool) -> None:
     def ends(*commands: Command) -> list[str]:
-        config = EngineConfig(page_size=4, max_running=3, schedule_conservativeness=0.01, overlap=overlap)
-        bench = Bench(config)
+        bench = Bench(max_running=3, schedule_conservativeness=0.01, overlap=overlap)
         bench.step(*(submit(name, [index] * 30, max_tokens=34) for index, name in enumerate("abc")))
         for _ in range(5):
             bench.step()
@@ -366,7 +341,7 @@ def test_a_new_priority_of_a_running_request_decides_which_is_preempted(overlap:
 
 
 def test_a_priority_for_an_unknown_request_is_not_an_error() -> None:
-    bench = Bench(CONFIG)
+    bench = Bench()
     assert bench.step(SetPriority(request_id="a", priority=1)) == []
     bench.step(submit("a", [1], max_tokens=2))
     bench.until_idle()

@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 from itertools import accumulate, count
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pagewood.engine.api import EngineConfig, Submit
+from echo_bench import echo_engine
 from pagewood.engine.api import SamplingParams as Sampling
-from pagewood.engine.assemble import assemble
-from pagewood.engine.core.loop import Engine, EngineInfo, Pending
+from pagewood.engine.api import Submit
+from pagewood.engine.core.loop import Pending
 from pagewood.engine.core.observe.measures import MAX_PRIORITIES, Measures, Stage
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.observe.histogram import OTHER, Histogram, Labels
-from pagewood.engine.testing import EchoRunner
-
-PAGE = 4
 
 
 class Ticking:
     """An engine with the echo model on a clock that moves by a second whenever it is read."""
 
-    def __init__(self, *, num_pages: int = 64, rows: int = 2, **options: object) -> None:
+    def __init__(self, *, num_pages: int = 64, rows: int = 2, **options: Any) -> None:
         ticks = count()
-        self.inbox = MemoryInbox()
-        self.engine: Engine = assemble(
-            EngineConfig(max_running=rows, page_size=PAGE, **options),  # pyright: ignore[reportArgumentType]
-            info=EngineInfo(
-                model_name="echo", max_length=64, vocab_size=100, eos_token_ids=(), num_pages=num_pages, page_size=PAGE
-            ),
-            make_runner=lambda kv: EchoRunner(
-                num_rows=rows, max_length=64, num_pages=num_pages, page_size=PAGE, vocab_size=100,
-                held_pages=kv.held_pages,
-            ),
-            inbox=self.inbox,
-            outbox=MemoryOutbox(),
-            clock=lambda: float(next(ticks)),
-        )  # fmt: skip
+        self.engine, self.inbox, _ = echo_engine(
+            num_pages=num_pages,
+            max_running=rows,
+            vocab_size=100,
+            parts={"clock": lambda: float(next(ticks))},
+            **options,
+        )
         self.pending: Pending | None = None
 
     def submit(self, name: str, num_prompt: int, *, max_tokens: int = 2, priority: int = 0) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pagewood.engine.api import EngineConfig, SamplingParams, Submit
-from pagewood.engine.assemble import assemble
-from pagewood.engine.core.loop import Engine, EngineInfo, Pending, StepHandle
+from echo_bench import echo_engine
+from pagewood.engine.api import SamplingParams, Submit
+from pagewood.engine.core.loop import Pending, StepHandle
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner
-
-INFO = EngineInfo(model_name="echo", max_length=2048, vocab_size=50, eos_token_ids=(), num_pages=1024, page_size=4)
 
 
 def submit(name: str, *, num_tokens: int = 4, max_tokens: int = 2, **fields: Any) -> Submit:
@@ -27,15 +23,9 @@ def submit(name: str, *, num_tokens: int = 4, max_tokens: int = 2, **fields: Any
 
 def admitted(*submits: Submit, first: Submit | None = None, max_running: int = 1, **options: Any) -> list[str]:
     """Return in which order an engine starts requests that arrive a second apart while it runs another, `first`."""
-    inbox, outbox = MemoryInbox(), MemoryOutbox()
     now_s = [0.0]
-    engine = assemble(
-        EngineConfig(page_size=4, max_running=max_running, **options),
-        info=INFO,
-        make_runner=lambda kv: EchoRunner(num_rows=2, max_length=2048, num_pages=1024, page_size=4, vocab_size=50),
-        inbox=inbox,
-        outbox=outbox,
-        clock=lambda: now_s[0],
+    engine, inbox, outbox = echo_engine(
+        num_pages=1024, max_length=2048, max_running=max_running, parts={"clock": lambda: now_s[0]}, **options
     )
     pending: Pending | None = None
     names: list[str] = []
@@ -117,17 +107,11 @@ class _TimedHandle:
 
 def paced(overlap: bool, target_step_s: float | None) -> list[tuple[int, float]]:
     """Return the steps that compute long prompts one after the other beside eight requests that decode."""
-    inbox, runner = MemoryInbox(), TimedRunner()
-    engine: Engine = assemble(
-        EngineConfig(
-            page_size=4, max_running=16, chunked_prefill_size=1024, overlap=overlap, target_step_s=target_step_s,
-            prefix_cache=False,
-        ),
-        info=replace(INFO, num_pages=2048),
-        make_runner=lambda kv: runner,
-        inbox=inbox,
-        outbox=MemoryOutbox(),
-        clock=lambda: runner.now_s,
+    runner = TimedRunner()
+    engine, inbox, _ = echo_engine(
+        num_pages=2048, max_length=2048, max_running=16, make_runner=lambda kv: runner,
+        parts={"clock": lambda: runner.now_s}, chunked_prefill_size=1024, overlap=overlap,
+        target_step_s=target_step_s, prefix_cache=False,
     )  # fmt: skip
     pending: Pending | None = None
     for number in range(8):

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pagewood.engine.api import Delta, EngineConfig, SamplingParams, Submit
-from pagewood.engine.assemble import assemble
-from pagewood.engine.core.loop import Counters, Engine, EngineInfo, Pending
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner
+from echo_bench import echo_engine
+from pagewood.engine.api import Delta, SamplingParams, Submit
+from pagewood.engine.core.loop import Counters, Pending
 
 PAGE, VOCAB, NUM_REQUESTS = 16, 100, 64
 
@@ -22,18 +20,9 @@ class Bench:
         self.num_prompt, self.max_tokens = num_prompt, max_tokens
         max_length = num_prompt + max_tokens
         num_pages = NUM_REQUESTS // 4 * -(-max_length // PAGE)
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
-        self.engine: Engine = assemble(
-            EngineConfig(page_size=PAGE, max_running=NUM_REQUESTS, overlap=overlap),
-            info=EngineInfo(
-                model_name="echo", max_length=max_length, vocab_size=VOCAB, eos_token_ids=(), num_pages=num_pages,
-                page_size=PAGE,
-            ),
-            make_runner=lambda kv: EchoRunner(
-                num_rows=NUM_REQUESTS, max_length=max_length, num_pages=num_pages, page_size=PAGE, vocab_size=VOCAB
-            ),
-            inbox=self.inbox,
-            outbox=self.outbox,
+        self.engine, self.inbox, self.outbox = echo_engine(
+            num_pages=num_pages, page_size=PAGE, max_length=max_length, vocab_size=VOCAB, max_running=NUM_REQUESTS,
+            overlap=overlap,
         )  # fmt: skip
         self.pending: Pending | None = None
 

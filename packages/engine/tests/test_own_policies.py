@@ -7,18 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pagewood.engine.api import Delta, EngineConfig, SamplingParams, Submit
+from echo_bench import echo_engine
+from pagewood.engine.api import Delta, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.policies import Policies
-from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.core.request import Request
 from pagewood.engine.decision_log.replay import replay
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner
 from pagewood.schedpolicy import InBatchDeferral, NewTokenRatio, SkipAhead, budget_named
 
 NUM_PAGES = 64
@@ -53,20 +52,11 @@ class NewestFirst:
 class Served:
     """An engine with an echo model."""
 
-    def __init__(self, config: EngineConfig, policies: Policies | None = None) -> None:
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
-        self.engine: Engine = assemble(
-            config,
-            info=EngineInfo(
-                model_name="echo", max_length=128, vocab_size=100, eos_token_ids=(), num_pages=NUM_PAGES, page_size=4
-            ),
-            make_runner=lambda kv: EchoRunner(
-                num_rows=8, max_length=128, num_pages=NUM_PAGES, page_size=4, vocab_size=100
-            ),
-            inbox=self.inbox,
-            outbox=self.outbox,
-            policies=policies,
-        )
+    def __init__(self, policies: Policies | None = None, *, max_running: int = 1, **options: Any) -> None:
+        self.engine, self.inbox, self.outbox = echo_engine(
+            num_pages=NUM_PAGES, max_length=128, vocab_size=100, max_running=max_running,
+            parts={"policies": policies}, **options,
+        )  # fmt: skip
 
     def submit(self, name: str, *, num_prompt: int = 10, max_tokens: int = 8) -> None:
         tokens = np.full(num_prompt, ord(name[0]) % 90, "<i4").tobytes()
@@ -85,13 +75,9 @@ class Served:
         return [delta.request_id for delta in self.run(num_requests) if delta.finish is not None]
 
 
-def config(**changes: object) -> EngineConfig:
-    return EngineConfig(page_size=4, max_running=1, num_continuous_decode_steps=1, **changes)  # pyright: ignore[reportArgumentType]
-
-
 def test_an_order_decides_who_is_next() -> None:
     for policies, expected in ((None, ["a", "b", "c"]), (Policies(order=NewestFirst()), ["c", "b", "a"])):
-        served = Served(config(), policies)
+        served = Served(policies)
         for name in "abc":
             served.submit(name)
         assert served.ends(3) == expected
@@ -102,7 +88,7 @@ def test_an_order_that_reads_matches_has_them_kept_up_to_date() -> None:
         def ordered(self, now_s: float) -> Iterator[Request]:
             yield from sorted(self.waiting, key=lambda request: -request.num_matched)
 
-    served = Served(config(), Policies(order=MostCachedFirst(), reads_matches=True))
+    served = Served(Policies(order=MostCachedFirst(), reads_matches=True))
     served.submit("x", num_prompt=40)
     assert served.ends(1) == ["x"]
     served.submit("a")
@@ -130,7 +116,7 @@ def test_victim_reserve_skip_ahead_and_budget_are_asked() -> None:
         skip_ahead=SkipAhead(max_skipped=0, max_passes=1),
         budget=budget_named("decode-first", max_running=8, max_prefill_tokens=64, max_prefills=8),
     )
-    served = Served(EngineConfig(page_size=4, max_running=8), policies)
+    served = Served(policies, max_running=8)
     for name in "abcdefgh":
         served.submit(name, num_prompt=12, max_tokens=60)
     assert sorted(served.ends(8)) == list("abcdefgh")
@@ -140,7 +126,7 @@ def test_victim_reserve_skip_ahead_and_budget_are_asked() -> None:
 
 def test_decisions_of_own_policies_are_taken_again(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    served = Served(config(decision_log=str(log)), Policies(order=NewestFirst()))
+    served = Served(Policies(order=NewestFirst()), decision_log=str(log))
     for name in "abc":
         served.submit(name)
     served.run(3)
@@ -163,18 +149,18 @@ ORDER, RESERVE = Policies(order=NewestFirst()), Policies(reserve=NewTokenRatio()
         ({"refuse_late": True}, RESERVE, "reserve", "True"),
     ],
 )
-def test_what_contradicts_is_refused(changes: dict[str, object], policies: Policies, name: str, got: str) -> None:
+def test_what_contradicts_is_refused(changes: dict[str, Any], policies: Policies, name: str, got: str) -> None:
     (changed,) = changes
     message = re.escape(f"{changed} must have its default with a policies.{name}, got {got}")
     with pytest.raises(ValueError, match=message):
-        Served(config(**changes), policies)
+        Served(policies, **changes)
 
 
 def test_matches_are_read_by_an_order() -> None:
     with pytest.raises(ValueError, match="reads_matches must be false without an order"):
-        Served(config(), Policies(reads_matches=True))
+        Served(Policies(reads_matches=True))
 
 
 def test_a_deferral_needs_the_prefix_cache() -> None:
     with pytest.raises(ValueError, match=r"policies\.deferral must be None without a prefix cache"):
-        Served(config(prefix_cache=False), Policies(deferral=InBatchDeferral[Request](page_size=4)))
+        Served(Policies(deferral=InBatchDeferral[Request](page_size=4)), prefix_cache=False)

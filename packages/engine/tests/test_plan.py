@@ -1,25 +1,21 @@
 """Which requests a step computes: prompts beside decodes, or before them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pagewood.engine.api import EngineConfig, SamplingParams, Submit
-from pagewood.engine.assemble import assemble
-from pagewood.engine.core.loop import EngineInfo, StepHandle
+from echo_bench import echo_engine, submit
+from pagewood.engine.api import EngineConfig
+from pagewood.engine.core.loop import StepHandle
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.steps.plan import Planner
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner
 from pagewood.schedpolicy import NewTokenRatio, SkipAhead, choose_victim, deserving, prefill_first
 from parts import make_queue, make_request, make_space
-
-INFO = EngineInfo(model_name="echo", max_length=64, vocab_size=50, eos_token_ids=(), num_pages=64, page_size=4)
 
 
 class Recording:
@@ -35,16 +31,14 @@ class Recording:
         return self.echo.launch(batch)
 
 
-def steps(**options: object) -> list[list[int]]:
+def steps(**options: Any) -> list[list[int]]:
     """Return the positions of each grant by step: one request decodes, then two long prompts arrive."""
-    inbox, runner = MemoryInbox(), Recording()
-    config = EngineConfig(page_size=4, max_running=4, overlap=False, **options)  # pyright: ignore[reportArgumentType]
-    engine = assemble(config, info=INFO, make_runner=lambda kv: runner, inbox=inbox, outbox=MemoryOutbox())
+    runner = Recording()
+    engine, inbox, _ = echo_engine(num_pages=64, max_running=4, make_runner=lambda kv: runner, overlap=False, **options)
     for name, prompt, at_step in (("a", [1], 0), ("b", [2] * 20, 2), ("c", [3] * 20, 2)):
         while len(runner.counts) < at_step:
             engine.step()
-        sampling = SamplingParams(max_tokens=6, temperature=0.0)
-        inbox.put(Submit(request_id=name, tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
+        inbox.put(submit(name, prompt, max_tokens=6))
     while engine.counters().num_running or engine.counters().num_waiting or len(runner.counts) < 3:
         engine.step()
     return runner.counts
@@ -65,12 +59,13 @@ def test_decode_first_is_the_default_and_stall_free_counts_decodes_too() -> None
 
 
 def steps_of_long_and_short(max_prefills: int) -> list[list[int]]:
-    inbox, runner = MemoryInbox(), Recording()
-    config = EngineConfig(page_size=4, max_running=4, overlap=False, chunked_prefill_size=16, max_prefills=max_prefills)
-    engine = assemble(config, info=INFO, make_runner=lambda kv: runner, inbox=inbox, outbox=MemoryOutbox())
-    sampling = SamplingParams(max_tokens=2, temperature=0.0)
+    runner = Recording()
+    engine, inbox, _ = echo_engine(
+        num_pages=64, max_running=4, make_runner=lambda kv: runner, overlap=False, chunked_prefill_size=16,
+        max_prefills=max_prefills,
+    )  # fmt: skip
     for name, prompt in (("long", [1] * 62), ("short", [2] * 2)):
-        inbox.put(Submit(request_id=name, tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
+        inbox.put(submit(name, prompt, max_tokens=2))
         engine.step()
     for _ in range(3):
         engine.step()
@@ -89,16 +84,14 @@ def prompts_of_steps(
     prompts: list[int], *, joint: int | None, long_step_tokens: int = 0, align: int = 1
 ) -> list[list[int]]:
     """Return the tokens of each grant in each step; all requests want one token and arrive together."""
-    inbox, runner = MemoryInbox(), Recording()
-    config = EngineConfig(
-        page_size=4, max_running=8, chunked_prefill_size=16, joint_prefill_tokens=joint, chunk_align=align
-    )
-    info = replace(INFO, long_step_tokens=long_step_tokens)
-    engine = assemble(config, info=info, make_runner=lambda kv: runner, inbox=inbox, outbox=MemoryOutbox())
-    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    runner = Recording()
+    engine, inbox, _ = echo_engine(
+        num_pages=64, max_running=8, info={"long_step_tokens": long_step_tokens},
+        make_runner=lambda kv: runner, chunked_prefill_size=16,
+        joint_prefill_tokens=joint, chunk_align=align,
+    )  # fmt: skip
     for name, length in enumerate(prompts):
-        tokens = np.full(length, name + 1, "<i4").tobytes()
-        inbox.put(Submit(request_id=str(name), tokens=tokens, sampling=sampling))
+        inbox.put(submit(str(name), [name + 1] * length, max_tokens=1))
     pending = engine.advance(None)
     while pending is not None:
         pending = engine.advance(pending)
@@ -143,21 +136,12 @@ class Arrival:
 )
 def test_what_arrives_during_a_long_step_is_in_the_next_one(long_step_tokens: int, expected: list[list[int]]) -> None:
     """A step that was launched before it arrived does not have it."""
-    inbox = MemoryInbox()
-    sampling = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
-    first, second = (
-        Submit(request_id=name, tokens=np.full(length, length, "<i4").tobytes(), sampling=sampling)
-        for name, length in (("first", 6), ("second", 5))
-    )
-    runner = Arriving(lambda: inbox.put(second))
-    engine = assemble(
-        EngineConfig(page_size=4, max_running=4, chunked_prefill_size=16),
-        info=replace(INFO, long_step_tokens=long_step_tokens),
-        make_runner=lambda kv: runner,
-        inbox=inbox,
-        outbox=MemoryOutbox(),
-    )
-    inbox.put(first)
+    runner = Arriving(lambda: inbox.put(submit("second", [5] * 5, max_tokens=8)))
+    engine, inbox, _ = echo_engine(
+        num_pages=64, max_running=4, info={"long_step_tokens": long_step_tokens}, make_runner=lambda kv: runner,
+        chunked_prefill_size=16,
+    )  # fmt: skip
+    inbox.put(submit("first", [6] * 6, max_tokens=8))
     pending = engine.advance(None)
     while pending is not None:
         pending = engine.advance(pending)

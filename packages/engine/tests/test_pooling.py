@@ -18,7 +18,8 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from pagewood.engine.api import Delta, EngineConfig, FinishReason, PoolingParams, SamplingParams, Submit
+from answered import answers_to, request
+from pagewood.engine.api import Delta, EngineConfig, FinishReason, PoolingParams
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -52,17 +53,11 @@ class Server:
 
     def answers(self, requests: Sequence[tuple[list[int], PoolingParams | None]]) -> list[Delta]:
         """Return the last answers to requests that come together; None: for tokens."""
-        for index, (prompt, pooling) in enumerate(requests):
-            tokens = np.array(prompt, "<i4").tobytes()
-            sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-            self._inbox.put(Submit(request_id=str(index), tokens=tokens, sampling=sampling, pooling=pooling))
-        ends: dict[str, Delta] = {}
-        pending = None
-        while len(ends) < len(requests) or pending is not None:
-            pending = self.engine.advance(pending)
-            ends |= {delta.request_id: delta for delta in self._outbox.take() if delta.finish is not None}
-            assert self.engine.violation() is None
-        return [ends[str(index)] for index in range(len(requests))]
+        submits = [
+            request(i, prompt, max_tokens=12, fields={"pooling": pooling})
+            for i, (prompt, pooling) in enumerate(requests)
+        ]
+        return [answer[-1] for answer in answers_to(self.engine, self._inbox, self._outbox, submits)]
 
     def vectors(self, prompts: Sequence[list[int]], pooling: PoolingParams) -> list[NDArray[np.float32]]:
         """Return the vectors of prompts that come together."""

@@ -18,6 +18,7 @@ import transformers
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from answered import answers_to, tokens_of
 from chi_square import assert_fits, chi_square, probabilities
 from group_in_threads import ranks_are_threads
 from pagewood.engine import LLM
@@ -318,17 +319,12 @@ def texts_in_stages(
     )  # fmt: skip
     inbox, outbox = MemoryInbox(), MemoryOutbox()
     engine = build_engine(config, inbox=inbox, outbox=outbox)
-    found: list[list[int]] = [[] for _ in prompts]
-    num_open, pending = len(prompts), None
+    requests = [
+        Submit(request_id=str(i), tokens=np.array(prompt, "<i4").tobytes(), sampling=params)
+        for i, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
+    ]
     try:
-        for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
-            tokens = np.array(prompt, "<i4").tobytes()
-            inbox.put(Submit(request_id=str(index), tokens=tokens, sampling=params))
-        while num_open or pending is not None:
-            pending = engine.advance(pending)
-            for delta in outbox.take():
-                found[int(delta.request_id)] += delta.tokens
-                num_open -= delta.finish is not None
+        found = [tokens_of(answer) for answer in answers_to(engine, inbox, outbox, requests)]
         counts = engine.counters().speculation
     finally:
         engine.close()

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagewood.engine.api import Delta, EngineConfig, FinishReason, Grammar, PoolingParams, SamplingParams, Submit
+from echo_bench import echo_engine
+from pagewood.engine.api import Delta, FinishReason, Grammar, PoolingParams, SamplingParams, Submit
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner
+from pagewood.engine.core.loop import Pending, Runner
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.messages.result_rules import check_drafts
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.decision_log.replay import replay
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.testing.echo import STATE_SIZE, EchoStep
 from pagewood.engine.testing.echo_grammar import EchoCompiler
@@ -37,21 +37,15 @@ class Bench:
     """An engine around a runner, and all its answers."""
 
     def __init__(self, runner: Runner, *, overlap: bool, drafts: bool = False, decision_log: str | None = None) -> None:
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
         self.pending: Pending | None = None
         self.deltas: list[Delta] = []
-        self.engine: Engine = assemble(
-            EngineConfig(page_size=4, max_running=3, overlap=overlap, decision_log=decision_log),
-            info=EngineInfo(
-                model_name="echo", max_length=LONGEST, vocab_size=VOCAB, eos_token_ids=(), num_pages=64, page_size=4,
-                vector_size=STATE_SIZE,
-            ),
-            make_runner=lambda kv: runner,
-            drafting=RandomDrafting(max_tokens=4, seed=1) if drafts else None,
-            drafts_constrained=True,
-            compiler=EchoCompiler(random.Random(0), VOCAB),
-            inbox=self.inbox,
-            outbox=self.outbox,
+        parts = {
+            "drafting": RandomDrafting(max_tokens=4, seed=1) if drafts else None, "drafts_constrained": True,
+            "compiler": EchoCompiler(random.Random(0), VOCAB),
+        }  # fmt: skip
+        self.engine, self.inbox, self.outbox = echo_engine(
+            num_pages=64, max_running=3, make_runner=lambda kv: runner, info={"vector_size": STATE_SIZE}, parts=parts,
+            overlap=overlap, decision_log=decision_log,
         )  # fmt: skip
 
     def step(self) -> None:

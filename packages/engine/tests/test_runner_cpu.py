@@ -18,7 +18,8 @@ import pytest
 import torch
 import transformers
 
-from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from answered import answers_to, request, tokens_of
+from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.messages.batch import NUM_STOP_IDS
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -263,12 +264,6 @@ def test_an_engine_with_int8_memory(folder: Path) -> None:
     inbox, outbox = MemoryInbox(), MemoryOutbox()
     config = EngineConfig(model=str(folder), page_size=4, max_total_tokens=64, max_running=2, kv_cache_dtype="int8")
     engine = build_engine(config, inbox=inbox, outbox=outbox)
-    sampling = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
-    inbox.put(Submit(request_id="a", tokens=np.array([1, 2, 3], "<i4").tobytes(), sampling=sampling))
-    pending, tokens = None, []
-    while len(tokens) < 20 or pending is not None:
-        pending = engine.advance(pending)
-        tokens += [token for delta in outbox.take() for token in delta.tokens]
-    assert engine.violation() is None
+    [answer] = answers_to(engine, inbox, outbox, [request("a", [1, 2, 3], max_tokens=20)])
     engine.close()
-    assert len(tokens) == 20
+    assert len(tokens_of(answer)) == 20

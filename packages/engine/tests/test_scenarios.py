@@ -97,7 +97,7 @@ from scenarios.drawing import (
 from scenarios.faulty import random_faults
 from scenarios.running import run_scenario
 from scenarios.scenario import Arrival, Scenario
-from seeded_faults import Edit, seed_fault, slow_ones
+from seeded_faults import Edit, assert_found, seed_fault, slow_ones
 
 
 @settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -288,18 +288,6 @@ def failing_behind_a_draft() -> Scenario:
 
 def test_no_token_is_drawn_behind_a_draft_where_the_matcher_fails() -> None:
     assert run_scenario(failing_behind_a_draft()).num_failed == 1
-
-
-def test_masks_that_are_not_those_of_drafts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = (loop, "fill_masks", "matcher.fill_ahead(own, rows)", "matcher.fill(rows[0])")
-    seed_fault([fault], monkeypatch)
-    for seed in range(100):
-        rng = random.Random(seed)
-        try:
-            run_scenario(with_grammars(with_drafts(random_scenario(rng, overlap=seed % 3 > 0), rng), rng))
-        except Exception:  # any error counts
-            return
-    pytest.fail("the fault was not found")
 
 
 @settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -673,39 +661,6 @@ FAULTS_OF_SPECULATION: dict[str, list[Edit]] = {
 }
 
 
-@pytest.mark.parametrize("fault", slow_ones(FAULTS, "whole prompt from cache"))
-def test_a_seeded_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS[fault], monkeypatch)
-    for seed in range(600):
-        try:
-            run_scenario(random_scenario(random.Random(seed), overlap=seed % 3 > 0))
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
-
-
-@pytest.mark.parametrize("fault", slow_ones(FAULTS_OF_FAILURES, "broken KV published"))
-def test_a_wrong_answer_to_a_failure_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS_OF_FAILURES[fault], monkeypatch)
-    for seed in range(600):
-        try:
-            run_scenario(scenario_with_faults(random.Random(seed), overlap=seed % 3 > 0))
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
-
-
-@pytest.mark.parametrize("fault", FAULTS_OF_SPECULATION)
-def test_a_fault_of_speculation_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS_OF_SPECULATION[fault], monkeypatch)
-    for seed in range(600):
-        try:
-            run_scenario(scenario_with_drafts(random.Random(seed), overlap=seed % 3 > 0))
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
-
-
 FAULTS_OF_INTERRUPTIONS: dict[str, list[Edit]] = {
     "give way in flight": [
         UNCHECKED,
@@ -725,17 +680,6 @@ FAULTS_OF_INTERRUPTIONS: dict[str, list[Edit]] = {
         )
     ],
 }
-
-
-@pytest.mark.parametrize("fault", FAULTS_OF_INTERRUPTIONS)
-def test_a_fault_of_interruptions_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS_OF_INTERRUPTIONS[fault], monkeypatch)
-    for seed in range(600):
-        try:
-            run_scenario(scenario_with_interruptions(random.Random(seed), overlap=seed % 3 > 0))
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
 
 
 FAULTS_OF_HOLDS: dict[str, list[Edit]] = {
@@ -758,52 +702,48 @@ FAULTS_OF_HOLDS: dict[str, list[Edit]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS_OF_HOLDS)
-def test_a_fault_of_holds_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS_OF_HOLDS[fault], monkeypatch)
-    for seed in range(600):
-        try:
-            run_scenario(scenario_with_holds(random.Random(seed), overlap=seed % 3 > 0))
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
+def searched(make: Callable[..., Scenario]) -> Callable[[int], object]:
+    """Return what runs the scenario of a seed."""
+    return lambda seed: run_scenario(make(random.Random(seed), overlap=seed % 3 > 0))
 
 
-@pytest.mark.parametrize("fault", slow_ones(FAULTS_OF_GRAMMARS, "drafts behind forced tokens"))
-def test_a_fault_of_grammars_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS_OF_GRAMMARS[fault], monkeypatch)
-    for seed in range(600):
-        rng, overlap = random.Random(seed), seed % 3 > 0
-        try:
-            run_scenario(failing_behind_a_draft())
-            run_scenario(scenario_with_grammars(rng, overlap=overlap))
-            run_scenario(with_grammars(with_drafts(random_scenario(rng, overlap=overlap), rng), rng))
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
+def run_with_grammars(seed: int) -> None:
+    rng, overlap = random.Random(seed), seed % 3 > 0
+    run_scenario(failing_behind_a_draft())
+    run_scenario(scenario_with_grammars(rng, overlap=overlap))
+    run_scenario(with_grammars(with_drafts(random_scenario(rng, overlap=overlap), rng), rng))
 
 
-@pytest.mark.parametrize("fault", slow_ones(FAULTS_OF_LOGPROBS, "those of another grant"))
-def test_a_fault_of_log_probabilities_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS_OF_LOGPROBS[fault], monkeypatch)
-    for seed in range(600):
-        try:
-            run_scenario(scenario_with_logprobs(random.Random(seed), overlap=seed % 3 > 0))
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
+def run_with_pooling(seed: int) -> None:
+    searched(scenario_with_pooling)(seed)
+    run_scenario(one_aborted())
 
 
-@pytest.mark.parametrize("fault", FAULTS_OF_VECTORS)
-def test_a_seeded_fault_of_vectors_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS_OF_VECTORS[fault], monkeypatch)
-    for seed in range(600):
-        try:
-            run_scenario(scenario_with_pooling(random.Random(seed), overlap=seed % 3 > 0))
-            run_scenario(one_aborted())
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
+SEARCHES: dict[str, tuple[dict[str, list[Edit]], Callable[[int], object]]] = {
+    "core": (FAULTS, searched(random_scenario)),
+    "failures": (FAULTS_OF_FAILURES, searched(scenario_with_faults)),
+    "speculation": (FAULTS_OF_SPECULATION, searched(scenario_with_drafts)),
+    "interruptions": (FAULTS_OF_INTERRUPTIONS, searched(scenario_with_interruptions)),
+    "holds": (FAULTS_OF_HOLDS, searched(scenario_with_holds)),
+    "grammars": (FAULTS_OF_GRAMMARS, run_with_grammars),
+    "log probabilities": (FAULTS_OF_LOGPROBS, searched(scenario_with_logprobs)),
+    "vectors": (FAULTS_OF_VECTORS, run_with_pooling),
+}
+SLOW = ("whole prompt from cache", "broken KV published", "drafts behind forced tokens", "those of another grant")
+"""Faults that take many or long scenarios to find."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        pytest.param(kind, fault, marks=[pytest.mark.slow] if fault in SLOW else [])
+        for kind, (faults, _) in SEARCHES.items()
+        for fault in faults
+    ],
+)
+def test_a_seeded_fault_is_found(kind: str, fault: str) -> None:
+    faults, run = SEARCHES[kind]
+    assert_found(faults[fault], run, range(600))
 
 
 @pytest.mark.parametrize("fault", DEGENERATIONS)
@@ -813,13 +753,10 @@ def test_overlap_that_degenerates_into_waiting_is_found(fault: str, monkeypatch:
 
 
 @pytest.mark.parametrize("fault", slow_ones(QUEUE_FAULTS, "leader's end unnoticed", "parked forever"))
-def test_a_queue_that_is_out_of_order_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(QUEUE_FAULTS[fault], monkeypatch)
-    first = _RARE.get(fault, 0)
-    for seed in range(first, first + 600):
+def test_a_queue_that_is_out_of_order_is_found(fault: str) -> None:
+    def run(seed: int) -> None:
         scenario = random_scenario(random.Random(seed), overlap=seed % 3 > 0, bursts=seed % 2)
-        try:
-            run_audited(scenario, PURE_ORDERS[seed % len(PURE_ORDERS)])
-        except AssertionError:
-            return
-    pytest.fail(f"{fault!r} was not found")
+        run_audited(scenario, PURE_ORDERS[seed % len(PURE_ORDERS)])
+
+    first = _RARE.get(fault, 0)
+    assert_found(QUEUE_FAULTS[fault], run, range(first, first + 600))

@@ -1,7 +1,6 @@
 """Random traffic over pages that ranks divide by request: a page of another rank changes the tokens."""
 
 import random
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,35 +13,21 @@ from pagewood.engine.core.memory import divided_kv
 from pagewood.engine.core.memory.divided_kv import DividedKV
 from pagewood.engine.runner.ranks import following
 from scale import scaled
-from scenarios.drawing import (
-    random_scenario,
-    with_drafts,
-    with_grammars,
-    with_holds,
-    with_limits,
-    with_logprobs,
-    with_pooling,
-    with_pools,
-    with_urgency,
-)
-from scenarios.faulty import random_faults
+from scenarios.drawing import random_scenario, with_pools
+from scenarios.extending import extended
 from scenarios.running import run_scenario
 from scenarios.scenario import Scenario
-from seeded_faults import Edit, seed_fault
+from seeded_faults import Edit, assert_found, seed_fault
 
-Extend = Callable[[Scenario, random.Random], Scenario]
-KINDS: tuple[tuple[Extend, ...], ...] = (
-    (), (with_drafts,), (with_grammars,), (with_grammars, with_drafts), (with_logprobs,), (with_pooling, with_drafts),
-    (with_holds, with_grammars), (with_limits,), (with_urgency,),
+KINDS: tuple[tuple[str, ...], ...] = (
+    (), ("drafts",), ("grammars",), ("grammars", "drafts"), ("log probabilities",), ("vectors", "drafts"),
+    ("holds", "grammars"), ("limits",), ("urgency",),
 )  # fmt: skip
 
 
 def drawn(rng: random.Random, *, overlap: bool, has_faults: bool = False) -> Scenario:
-    scenario = random_scenario(rng, overlap=overlap)
-    for extend in rng.choice(KINDS):
-        scenario = extend(scenario, rng)
-    if has_faults:
-        scenario = replace(scenario, faults=random_faults(rng))
+    scenario = extended(random_scenario(rng, overlap=overlap), rng, *rng.choice(KINDS))
+    scenario = extended(scenario, rng, "faults" if has_faults else None)
     return replace(with_pools(scenario, rng), is_encoded=rng.random() < 0.3)
 
 
@@ -107,12 +92,5 @@ def test_an_idle_rank_that_skips_a_step_ends_the_group(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_seeded_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS[name], monkeypatch)
-    for seed in range(200):
-        rng = random.Random(seed)
-        with suppress(AssertionError, ValueError):
-            run_scenario(drawn(rng, overlap=seed % 2 > 0))
-            continue
-        return
-    pytest.fail("the fault was not found")
+def test_seeded_faults_are_found(name: str) -> None:
+    assert_found(FAULTS[name], lambda seed: run_scenario(drawn(random.Random(seed), overlap=seed % 2 > 0)), range(200))

@@ -10,6 +10,7 @@ import random
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from scale import scaled
 from scenarios.drawing import random_scenario, with_drafts, with_pooling, with_windows
 from scenarios.running import Report, run_scenario
 from scenarios.scenario import VOCAB_SIZE, Scenario
+from seeded_faults import assert_fails
 from stand_ins.echo_cuda import WatchedCUDARunner
 from stand_ins.recording_device import RecordingDevice
 
@@ -105,19 +107,6 @@ FAULTS_OF_WINDOWS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS_OF_WINDOWS)
-def test_a_seeded_fault_of_windows_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS_OF_WINDOWS[fault], monkeypatch)
-    for seed in range(100):
-        rng = random.Random(seed)
-        scenario = scenario_with_windows(rng, overlap=True, has_drafts=seed % 3 == 0)
-        try:
-            run(scenario, RecordingDevice(), with_graphs=seed % 2 > 0)
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
-
-
 @settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), has_drafts=st.booleans())
 def test_vectors_have_every_state_once(rng: random.Random, overlap: bool, has_drafts: bool) -> None:
@@ -132,18 +121,6 @@ FAULTS_OF_VECTORS = {
     "states of another grant": (pool, "queue_sums", "pooled[:, 2].tolist()", "pooled[::-1, 2].tolist()"),
     "sums read before they have come": (cuda.CUDAStepHandle, "wait", "done.synchronize()", "pass"),
 }
-
-
-@pytest.mark.parametrize("fault", FAULTS_OF_VECTORS)
-def test_a_seeded_fault_of_vectors_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS_OF_VECTORS[fault], monkeypatch)
-    for seed in range(100):
-        rng = random.Random(seed)
-        try:
-            run(with_pooling(random_scenario(rng, overlap=True), rng), RecordingDevice(), with_graphs=True)
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -212,27 +189,28 @@ def seed_fault(fault: tuple[Any, str, str, str], monkeypatch: pytest.MonkeyPatch
             monkeypatch.setattr(place, name, namespace[name])
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_seeded_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS[fault], monkeypatch)
-    for seed in range(120):
-        try:
-            run(random_scenario(random.Random(seed), overlap=True), RecordingDevice(), with_graphs=seed % 2 > 0)
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
+def run_seed(kind: str, seed: int) -> None:
+    rng = random.Random(seed)
+    if kind == "windows":
+        scenario = scenario_with_windows(rng, overlap=True, has_drafts=seed % 3 == 0)
+    else:
+        extensions = {"vectors": with_pooling, "drafts": with_drafts}
+        scenario = random_scenario(rng, overlap=True)
+        scenario = extensions[kind](scenario, rng) if kind in extensions else scenario
+    run(scenario, RecordingDevice(), with_graphs=kind == "vectors" or seed % 2 > 0)
 
 
-@pytest.mark.parametrize("fault", FAULTS_OF_DRAFTS)
-def test_a_seeded_fault_of_drafts_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS_OF_DRAFTS[fault], monkeypatch)
-    for seed in range(200):
-        rng = random.Random(seed)
-        try:
-            run(with_drafts(random_scenario(rng, overlap=True), rng), RecordingDevice(), with_graphs=seed % 2 > 0)
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
+SEARCHES = {
+    "plain": (FAULTS, 120), "drafts": (FAULTS_OF_DRAFTS, 200), "windows": (FAULTS_OF_WINDOWS, 100),
+    "vectors": (FAULTS_OF_VECTORS, 100),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "fault"), [(kind, one) for kind, (faults, _) in SEARCHES.items() for one in faults])
+def test_a_seeded_fault_is_found(kind: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults, num_seeds = SEARCHES[kind]
+    seed_fault(faults[fault], monkeypatch)
+    assert_fails(partial(run_seed, kind), range(num_seeds))
 
 
 def test_scenarios_with_drafts_exercise_what_they_claim() -> None:

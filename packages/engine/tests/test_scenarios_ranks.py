@@ -1,7 +1,6 @@
 """Random traffic over several ranks of the echo model: the loop, the messages and the comparison of every step."""
 
 import random
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,31 +11,20 @@ from hypothesis import strategies as st
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.runner.ranks import following
 from scale import scaled
-from scenarios.drawing import (
-    random_scenario,
-    with_drafts,
-    with_grammars,
-    with_holds,
-    with_interruptions,
-    with_logprobs,
-    with_pooling,
-    with_windows,
-)
+from scenarios.drawing import random_scenario
+from scenarios.extending import extended
 from scenarios.running import run_scenario
 from scenarios.scenario import Scenario
 from seeded_faults import Edit, seed_fault
 
-Extend = Callable[[Scenario, random.Random], Scenario]
-KINDS: tuple[tuple[Extend, ...], ...] = (
-    (), (with_drafts,), (with_grammars,), (with_logprobs,), (with_pooling, with_drafts), (with_interruptions,),
-    (with_holds, with_grammars), (with_windows,),
+KINDS: tuple[tuple[str, ...], ...] = (
+    (), ("drafts",), ("grammars",), ("log probabilities",), ("vectors", "drafts"), ("interruptions",),
+    ("holds", "grammars"), ("windows",),
 )  # fmt: skip
 
 
 def scenario_of_ranks(rng: random.Random, *, overlap: bool) -> Scenario:
-    scenario = random_scenario(rng, overlap=overlap)
-    for extend in rng.choice(KINDS):
-        scenario = extend(scenario, rng)
+    scenario = extended(random_scenario(rng, overlap=overlap), rng, *rng.choice(KINDS))
     return replace(scenario, num_ranks=rng.choice((2, 2, 3)))
 
 

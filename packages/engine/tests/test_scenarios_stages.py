@@ -1,7 +1,6 @@
 """Random traffic over a model that is cut into stages: as many steps in flight, against the sequential oracle."""
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,42 +11,23 @@ from pagewood.engine.core import loop
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.steps import plan, stage_turns
 from scale import scaled
-from scenarios.drawing import (
-    random_scenario,
-    with_drafts,
-    with_grammars,
-    with_holds,
-    with_interruptions,
-    with_logprobs,
-    with_pooling,
-    with_stages,
-    with_urgency,
-    with_windows,
-)
-from scenarios.faulty import random_faults
+from scenarios.drawing import random_scenario, with_stages
+from scenarios.extending import extended
 from scenarios.running import run_scenario
 from scenarios.scenario import Scenario
-from seeded_faults import Edit, seed_fault
+from seeded_faults import Edit, assert_found
 
-Extend = Callable[[Scenario, random.Random], Scenario]
-
-
-def with_faults(scenario: Scenario, rng: random.Random) -> Scenario:
-    return replace(scenario, faults=random_faults(rng))
-
-
-KINDS: tuple[tuple[Extend, ...], ...] = (
-    (), (), (), (with_drafts,), (with_grammars,), (with_logprobs,), (with_pooling, with_drafts), (with_interruptions,),
-    (with_holds, with_grammars), (with_windows,), (with_faults,), (with_urgency,), (with_grammars, with_drafts),
+KINDS: tuple[tuple[str, ...], ...] = (
+    (), (), (), ("drafts",), ("grammars",), ("log probabilities",), ("vectors", "drafts"), ("interruptions",),
+    ("holds", "grammars"), ("windows",), ("faults",), ("urgency",), ("grammars", "drafts"),
 )  # fmt: skip
 
 
 def scenario_of_stages(rng: random.Random) -> Scenario:
     kinds = rng.choice(KINDS)
     scenario = with_stages(random_scenario(rng, overlap=rng.random() < 0.3, bursts=0.6), rng)
-    for extend in kinds:
-        scenario = extend(scenario, rng)
-    if rng.random() < 0.3 and not scenario.faults and not (scenario.max_drafts and with_grammars in kinds):
+    scenario = extended(scenario, rng, *kinds)
+    if rng.random() < 0.3 and not scenario.faults and not (scenario.max_drafts and "grammars" in kinds):
         return replace(scenario, num_ranks=rng.choice((2, 3)))
     return scenario
 
@@ -105,11 +85,11 @@ FAULTS: dict[str, Edit] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_faults_of_the_loop_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault([FAULTS[name]], monkeypatch)
-    for seed in range(100):
-        try:
-            run_scenario(replace(scenario_of_stages(random.Random(seed)), num_ranks=1), after_step=check_turns)
-        except Exception:  # any error counts
-            return
-    pytest.fail("the fault was not found")
+def test_faults_of_the_loop_are_noticed(name: str) -> None:
+    assert_found(
+        [FAULTS[name]],
+        lambda seed: run_scenario(
+            replace(scenario_of_stages(random.Random(seed)), num_ranks=1), after_step=check_turns
+        ),
+        range(100),
+    )

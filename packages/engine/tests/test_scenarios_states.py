@@ -5,7 +5,6 @@ changes the tokens.
 """
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,41 +14,18 @@ from hypothesis import strategies as st
 from pagewood.engine.core.memory import kv, states
 from pagewood.engine.core.steps import batch_builder
 from scale import scaled
-from scenarios.drawing import (
-    random_scenario,
-    with_adapters,
-    with_grammars,
-    with_holds,
-    with_interruptions,
-    with_limits,
-    with_logprobs,
-    with_pooling,
-    with_states,
-    with_urgency,
-)
-from scenarios.faulty import random_faults
+from scenarios.drawing import random_scenario, with_states
+from scenarios.extending import extended
 from scenarios.running import Report, run_scenario
-from scenarios.scenario import Scenario
-from seeded_faults import Edit, seed_fault
+from seeded_faults import Edit, assert_found
 
-EXTENSIONS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
-    "adapters": with_adapters,
-    "grammars": with_grammars,
-    "holds": with_holds,
-    "interruptions": with_interruptions,
-    "limits": with_limits,
-    "log probabilities": with_logprobs,
-    "urgency": with_urgency,
-    "vectors": with_pooling,
-}
+KINDS = (
+    "adapters", "grammars", "holds", "interruptions", "limits", "log probabilities", "urgency", "vectors"
+)  # fmt: skip
 
 
 def run(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool = False) -> Report:
-    scenario = random_scenario(rng, overlap=overlap)
-    if kind is not None:
-        scenario = EXTENSIONS[kind](scenario, rng)
-    if has_faults:
-        scenario = replace(scenario, faults=random_faults(rng))
+    scenario = extended(random_scenario(rng, overlap=overlap), rng, kind, "faults" if has_faults else None)
     return run_scenario(replace(with_states(scenario, rng), is_encoded=rng.random() < 0.3))
 
 
@@ -57,7 +33,7 @@ def run(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool
 @given(
     rng=st.randoms(use_true_random=False),
     overlap=st.booleans(),
-    kind=st.sampled_from((None, *EXTENSIONS)),
+    kind=st.sampled_from((None, *KINDS)),
     has_faults=st.booleans(),
 )
 def test_tokens_are_those_of_the_oracle(rng: random.Random, overlap: bool, kind: str | None, has_faults: bool) -> None:
@@ -99,11 +75,5 @@ FAULTS: dict[str, list[Edit]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_seeded_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS[fault], monkeypatch)
-    for seed in range(300):
-        try:
-            run(random.Random(seed), overlap=seed % 3 > 0, kind=None)
-        except Exception:  # any error counts
-            return
-    pytest.fail("the fault was not found")
+def test_seeded_faults_are_found(fault: str) -> None:
+    assert_found(FAULTS[fault], lambda seed: run(random.Random(seed), overlap=seed % 3 > 0, kind=None), range(300))

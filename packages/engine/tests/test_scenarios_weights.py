@@ -6,7 +6,6 @@ sleeps, all KV is lost.
 """
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,30 +16,24 @@ from pagewood.engine.core import intake, loop, retire
 from pagewood.engine.core.memory import kv
 from pagewood.engine.core.queue import renewal
 from scale import scaled
-from scenarios.drawing import random_scenario, with_drafts, with_holds, with_limits, with_updates, with_urgency
+from scenarios.drawing import random_scenario, with_updates
+from scenarios.extending import extended
 from scenarios.running import run_scenario
 from scenarios.scenario import Scenario
-from seeded_faults import Edit, seed_fault, slow_ones
+from seeded_faults import Edit, assert_found, slow_ones
 
-EXTENSIONS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
-    "drafts": with_drafts,
-    "holds": with_holds,
-    "limits": with_limits,
-    "urgency": with_urgency,
-}
+KINDS = ("drafts", "holds", "limits", "urgency")
 
 
 def drawn(rng: random.Random, *, overlap: bool, kind: str | None) -> Scenario:
-    scenario = random_scenario(rng, overlap=overlap)
-    if kind is not None:
-        scenario = EXTENSIONS[kind](scenario, rng)
+    scenario = extended(random_scenario(rng, overlap=overlap), rng, kind)
     # Held answers would come behind the end of an update.
     config = replace(scenario.config, stream_interval=1)
     return with_updates(replace(scenario, faults={}, config=config), rng)
 
 
 @settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([None, *EXTENSIONS]))
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([None, *KINDS]))
 def test_every_token_is_that_of_its_weights(seed: int, overlap: bool, kind: str | None) -> None:
     run_scenario(drawn(random.Random(seed), overlap=overlap, kind=kind))
 
@@ -88,14 +81,9 @@ QUICK = (
 
 
 @pytest.mark.parametrize("fault", slow_ones(FAULTS, *(FAULTS.keys() - set(QUICK))))
-def test_a_seeded_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS[fault], monkeypatch)
-    with pytest.raises((AssertionError, AttributeError, StopIteration, KeyError)):
-        run_many(200, sleeps="sleeps" in fault)
-
-
-def run_many(num: int, *, sleeps: bool) -> None:
-    """Run that many scenarios, with naps or without."""
-    for seed in range(num):
+def test_a_seeded_fault_is_found(fault: str) -> None:
+    def run(seed: int) -> None:
         scenario = drawn(random.Random(seed), overlap=seed % 2 == 0, kind=None)
-        run_scenario(scenario if sleeps else replace(scenario, naps=()))
+        run_scenario(scenario if "sleeps" in fault else replace(scenario, naps=()))
+
+    assert_found(FAULTS[fault], run, range(200))

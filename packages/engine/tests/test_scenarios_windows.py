@@ -21,41 +21,17 @@ from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.kvpool.tiers import ArrayPages, DiskTier, HostTier, TieredIndex, WritePolicy
 from pagewood.radixcache import RadixCache
 from scale import scaled
-from scenarios.drawing import (
-    random_scenario,
-    with_drafts,
-    with_grammars,
-    with_holds,
-    with_interruptions,
-    with_limits,
-    with_logprobs,
-    with_pooling,
-    with_urgency,
-    with_windows,
-)
-from scenarios.faulty import random_faults
+from scenarios.drawing import random_scenario, with_windows
+from scenarios.extending import extended
 from scenarios.running import Report, run_scenario
 from scenarios.scenario import Scenario
-from seeded_faults import Edit, seed_fault
+from seeded_faults import Edit, assert_found
 
-EXTENSIONS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
-    "drafts": with_drafts,
-    "grammars": with_grammars,
-    "holds": with_holds,
-    "interruptions": with_interruptions,
-    "limits": with_limits,
-    "log probabilities": with_logprobs,
-    "urgency": with_urgency,
-    "vectors": with_pooling,
-}
+KINDS = ("drafts", "grammars", "holds", "interruptions", "limits", "log probabilities", "urgency", "vectors")
 
 
 def drawn(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool = False) -> Scenario:
-    scenario = random_scenario(rng, overlap=overlap)
-    if kind is not None:
-        scenario = EXTENSIONS[kind](scenario, rng)
-    if has_faults:
-        scenario = replace(scenario, faults=random_faults(rng))
+    scenario = extended(random_scenario(rng, overlap=overlap), rng, kind, "faults" if has_faults else None)
     return replace(with_windows(scenario, rng), is_encoded=rng.random() < 0.3)
 
 
@@ -76,7 +52,7 @@ def check_given_back(engine: Engine) -> None:
 @given(
     rng=st.randoms(use_true_random=False),
     overlap=st.booleans(),
-    kind=st.sampled_from((None, *EXTENSIONS)),
+    kind=st.sampled_from((None, *KINDS)),
     has_faults=st.booleans(),
 )
 def test_windows_that_are_given_back_do_not_change_the_output(
@@ -149,11 +125,5 @@ FAULTS: dict[str, list[Edit]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_seeded_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS[fault], monkeypatch)
-    for seed in range(300):
-        try:
-            run(random.Random(seed), overlap=seed % 3 > 0, kind=None)
-        except Exception:  # any error counts
-            return
-    pytest.fail("the fault was not found")
+def test_seeded_faults_are_found(fault: str) -> None:
+    assert_found(FAULTS[fault], lambda seed: run(random.Random(seed), overlap=seed % 3 > 0, kind=None), range(300))

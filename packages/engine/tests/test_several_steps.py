@@ -20,7 +20,7 @@ from scenarios.drawing import random_scenario, with_drafts, with_grammars, with_
 from scenarios.faulty import random_faults
 from scenarios.running import run_scenario
 from scenarios.scenario import Arrival, Scenario
-from seeded_faults import Edit, seed_fault
+from seeded_faults import Edit, assert_found
 
 Loop = Literal["plain", "overlapped", "several steps"]
 
@@ -98,16 +98,13 @@ FAULTS: dict[str, list[Edit]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_several_steps_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_fault(FAULTS[fault], monkeypatch)
-    for seed in range(300):
+def test_a_fault_of_several_steps_is_found(fault: str) -> None:
+    def search(seed: int) -> None:
         rng = random.Random(seed)
         scenario = replace(random_scenario(rng, overlap=False), faults=random_faults(rng))
-        try:
-            run_scenario(in_loop(scenario, "several steps"))
-        except Exception:  # any error counts
-            return
-    pytest.fail(f"{fault!r} was not found")
+        run_scenario(in_loop(scenario, "several steps"))
+
+    assert_found(FAULTS[fault], search, range(300))
 
 
 def test_the_device_chooses_the_loop_unless_it_is_configured() -> None:

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from answered import answers_to, tokens_of
 from pagewood.engine import EngineConfig, SamplingParams
 from pagewood.engine.api import Submit
 from pagewood.engine.assembly.tiers.lower_caches import TieredCaches
 from pagewood.engine.build import build_engine
-from pagewood.engine.core.loop import Engine, Pending
+from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.memory.divided_kv import DividedKV, PageRange
 from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -51,19 +52,9 @@ class Server:
     def answer(self, prompt: list[int]) -> tuple[list[int], int]:
         """Answer one prompt; return the answer and how many positions were computed for it."""
         before = self.engine.counters().num_tokens
-        self.inbox.put(Submit(request_id="x", tokens=np.array(prompt, "<i4").tobytes(), sampling=GREEDY))
-        answer: list[int] = []
-        pending: Pending | None = None
-        while True:
-            pending = self.engine.advance(pending)
-            deltas = self.outbox.take()
-            answer += [token for delta in deltas for token in delta.tokens]
-            if any(delta.finish is not None for delta in deltas):
-                break
-        while pending is not None:
-            pending = self.engine.advance(pending)
-        assert self.engine.violation() is None
-        return answer, self.engine.counters().num_tokens - before
+        submit = Submit(request_id="x", tokens=np.array(prompt, "<i4").tobytes(), sampling=GREEDY)
+        [answer] = answers_to(self.engine, self.inbox, self.outbox, [submit])
+        return tokens_of(answer), self.engine.counters().num_tokens - before
 
 
 @contextmanager

@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagewood.engine.api import Abort, Delta, EngineConfig, RequestTimings, SamplingParams, Submit
-from pagewood.engine.assemble import assemble
-from pagewood.engine.core.loop import Engine, EngineInfo
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner
+from echo_bench import echo_engine
+from pagewood.engine.api import Abort, Delta, RequestTimings, SamplingParams, Submit
 
 
 class Echo:
@@ -19,21 +16,10 @@ class Echo:
 
     def __init__(self, **options: Any) -> None:
         self.now_s = 10.0
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
         self.deltas: list[Delta] = []
-        fields: dict[str, Any] = {"page_size": 4, "overlap": False, "max_running": 1, **options}
-        config = EngineConfig(**fields)
-        self.engine: Engine = assemble(
-            config,
-            info=EngineInfo(
-                model_name="echo", max_length=64, vocab_size=100, eos_token_ids=(), num_pages=32, page_size=4
-            ),
-            make_runner=lambda kv: EchoRunner(
-                num_rows=config.num_rows, max_length=64, num_pages=32, page_size=4, vocab_size=100
-            ),
-            inbox=self.inbox,
-            outbox=self.outbox,
-            clock=lambda: self.now_s,
+        fields: dict[str, Any] = {"overlap": False, "max_running": 1, **options}
+        self.engine, self.inbox, self.outbox = echo_engine(
+            vocab_size=100, parts={"clock": lambda: self.now_s}, **fields
         )
 
     def submit(self, name: str, num: int, *, max_tokens: int, explain: bool = True, **options: Any) -> None:

@@ -17,10 +17,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from answered import answers_to, request, tokens_of
 from families.case import SMALL, Case, build
 from families.ropes import rope
 from pagewood.engine import LLM, SamplingParams
-from pagewood.engine.api import EngineConfig, FinishReason, Grammar, Submit
+from pagewood.engine.api import EngineConfig, FinishReason, Grammar
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.transformers.build import build_transformers_engine
 from pagewood.engine.build import build_engine
@@ -199,18 +200,10 @@ def answers(
     engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox, texts: list[list[int]], **sampling: Any
 ) -> list[list[int]]:
     """The tokens that an engine draws after each text, at most 24 and all at once."""
-    for index, text in enumerate(texts):
-        chosen = SamplingParams(max_tokens=24, ignore_eos=True, seed=index, **sampling)
-        inbox.put(Submit(request_id=str(index), tokens=np.array(text, "<i4").tobytes(), sampling=chosen))
-    found: list[list[int]] = [[] for _ in texts]
-    num_open, pending = len(texts), None
-    while num_open:
-        pending = engine.advance(pending)
-        for delta in outbox.take():
-            assert delta.finish is None or delta.finish == FinishReason.LENGTH, delta
-            found[int(delta.request_id)] += delta.tokens
-            num_open -= delta.finish is not None
-    return found
+    requests = [request(i, text, max_tokens=24, seed=i, **sampling) for i, text in enumerate(texts)]
+    answers = answers_to(engine, inbox, outbox, requests)
+    assert all(answer[-1].finish is FinishReason.LENGTH for answer in answers), answers
+    return [tokens_of(answer) for answer in answers]
 
 
 def built(model: Path | None, **options: Any) -> tuple[Engine, MemoryInbox, MemoryOutbox]:

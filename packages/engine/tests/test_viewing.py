@@ -6,16 +6,15 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pagewood.engine.api import EngineConfig, SamplingParams, Submit
-from pagewood.engine.assemble import assemble
-from pagewood.engine.core.loop import Engine, EngineInfo, Pending
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from echo_bench import echo_engine
+from pagewood.engine.api import SamplingParams, Submit
+from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.observe.view import EngineView
-from pagewood.engine.testing import EchoRunner
 from scenarios.drawing import random_scenario, with_drafts, with_grammars, with_interruptions
 from scenarios.running import run_scenario
 
@@ -129,22 +128,12 @@ def test_tokens_of_steps_add_up() -> None:
 class Echo:
     """An engine with the echo model and a clock that steps advance."""
 
-    def __init__(self, *, num_pages: int = 64, max_running: int = 2, page_size: int = 4, **options: object) -> None:
+    def __init__(self, *, num_pages: int = 64, max_running: int = 2, page_size: int = 4, **options: Any) -> None:
         self.now_s = 10.0
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
         self.pending: Pending | None = None
-        self.engine: Engine = assemble(
-            EngineConfig(page_size=page_size, max_running=max_running, **options),  # type: ignore[arg-type]
-            info=EngineInfo(
-                model_name="echo", max_length=200, vocab_size=50, eos_token_ids=(), num_pages=num_pages,
-                page_size=page_size,
-            ),
-            make_runner=lambda kv: EchoRunner(
-                num_rows=max_running, max_length=200, num_pages=num_pages, page_size=page_size, vocab_size=50
-            ),
-            inbox=self.inbox,
-            outbox=self.outbox,
-            clock=lambda: self.now_s,
+        self.engine, self.inbox, _ = echo_engine(
+            num_pages=num_pages, page_size=page_size, max_length=200, max_running=max_running,
+            parts={"clock": lambda: self.now_s}, **options,
         )  # fmt: skip
 
     def submit(self, name: str, *, num_tokens: int = 8, max_tokens: int = 40, **fields: object) -> None:

@@ -15,8 +15,9 @@ import pytest
 import torch
 import transformers
 
+from answered import answers_to, request
 from pagewood.engine import LLM, BeamSearchParams
-from pagewood.engine.api import Delta, EngineConfig, FinishReason, SamplingParams, Submit
+from pagewood.engine.api import Delta, EngineConfig, FinishReason, SamplingParams
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -73,25 +74,17 @@ class Bench:
             **options,
         )  # fmt: skip
         self.engine: Engine = build_engine(config, inbox=self.inbox, outbox=self.outbox)
-        self.num_sent = 0
 
     def ask(self, *prompts: np.ndarray, max_tokens: int = 8, explain: bool = False) -> list[list[Delta]]:
         """Return the answers to prompts that arrive together; the accounting is checked at the end."""
-        names = [str(self.num_sent + i) for i in range(len(prompts))]
-        self.num_sent += len(prompts)
-        answers: dict[str, list[Delta]] = {name: [] for name in names}
-        for name, prompt in zip(names, prompts, strict=True):
-            sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=3)
-            tokens = prompt.astype("<i4").tobytes()
-            self.inbox.put(Submit(request_id=name, tokens=tokens, sampling=sampling, explain=explain))
-        pending = None
-        while pending is not None or not all(found and found[-1].finish for found in answers.values()):
-            pending = self.engine.advance(pending)
-            for delta in self.outbox.take():
-                answers[delta.request_id].append(delta)
+        requests = [
+            request(i, prompt, max_tokens=max_tokens, logprobs=3, fields={"explain": explain})
+            for i, prompt in enumerate(prompts)
+        ]
+        answers = answers_to(self.engine, self.inbox, self.outbox, requests)
         self.engine.step()
         assert self.engine.violation() is None
-        return [answers[name] for name in names]
+        return answers
 
     def reported(self, *prompts: np.ndarray, **options: Any) -> list[list[Any]]:
         """Return the tokens of each answer, with their log probabilities and those of three more."""

@@ -14,7 +14,8 @@ import pytest
 import torch
 import transformers
 
-from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from answered import answers_to, request, tokens_of
+from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
@@ -52,19 +53,10 @@ def folder_of(kind: str) -> Path:
 
 def ask(engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox, prompts: list[np.ndarray]) -> list[list[int]]:
     """Return the tokens of greedy answers to prompts that arrive together, and end the engine."""
-    for name, prompt in enumerate(prompts):
-        sampling = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
-        inbox.put(Submit(request_id=str(name), tokens=prompt.astype("<i4").tobytes(), sampling=sampling))
-    answers: list[list[int]] = [[] for _ in prompts]
-    num_open, pending = len(prompts), None
-    while num_open or pending is not None:
-        pending = engine.advance(pending)
-        for delta in outbox.take():
-            answers[int(delta.request_id)] += delta.tokens
-            num_open -= delta.finish is not None
-    assert engine.violation() is None
+    requests = [request(name, prompt, max_tokens=30) for name, prompt in enumerate(prompts)]
+    answers = answers_to(engine, inbox, outbox, requests)
     engine.close()
-    return answers
+    return [tokens_of(answer) for answer in answers]
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,6 @@ def tokenizer(model_folder: Path) -> Tokenizer:
 @pytest.fixture
 async def server(model_folder: Path, tokenizer: Tokenizer) -> AsyncGenerator[MemoryServer]:
     """A server that is ready; afterwards it must hold no request."""
-    server = MemoryServer(model_folder, tokenizer, limit=64)
-    await server.start()
-    yield server
-    await server.until_idle()
-    await server.stop()
+    async with MemoryServer(model_folder, tokenizer, limit=64) as server:
+        yield server
+        await server.until_idle()

@@ -55,13 +55,11 @@ async def serving(
     folder: Path, store: Path, *, clock: Callable[[], float] = time.time, max_bytes: int = 10**9, **settings: Any
 ) -> AsyncGenerator[tuple[MemoryServer, AsyncOpenAI]]:
     jobs = JobStore(store, max_bytes=max_bytes, clock=clock)
-    server = MemoryServer(folder, Tokenizer.from_folder(folder), limit=64, store=jobs, max_retries=3, **settings)
-    await server.start()
-    try:
+    async with MemoryServer(
+        folder, Tokenizer.from_folder(folder), limit=64, store=jobs, max_retries=3, **settings
+    ) as server:
         async with client_of(server) as client:
             yield server, client
-    finally:
-        await server.stop()
         jobs.close()
 
 

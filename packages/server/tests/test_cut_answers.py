@@ -306,11 +306,7 @@ async def test_marks_that_begin_no_section_match_no_stop_string(tmp_path: Path) 
     write_echo_folder(tmp_path, chat_template=TOOLS_TEMPLATE, template={"version": 1, "fields": fields})
     script = Script()
     script.answer = "<|start|>thinks\nHm.<|start|>says\nYes<|start|>ter, or no."
-    server = MemoryServer(tmp_path, Tokenizer.from_folder(tmp_path), limit=8, script=script)
-    await server.start()
-    try:
+    async with MemoryServer(tmp_path, Tokenizer.from_folder(tmp_path), limit=8, script=script) as server:
         for stop, content in (("start", "Yester, or no."), ("ster", "Ye")):
             answer = (await server.post(PATHS["chat"], {"messages": [USER], "stop": stop})).json()
             assert answer["choices"][0]["message"]["content"] == content
-    finally:
-        await server.stop()

@@ -16,20 +16,11 @@ from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.requests.forecast import LONGEST_RETRY_S, BusyRate, Forecast
 from pagewood.server.requests.live import LiveRequests
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from recorded import Clock
 
 
 def test_idle_time_does_not_count() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     rate = BusyRate(clock=clock)
     assert rate.per_second() is None
     for idle_s in (0.0, 1000.0, 5.0):
@@ -43,7 +34,7 @@ def test_idle_time_does_not_count() -> None:
 
 
 def test_the_rate_follows_a_change_within_seconds_and_falls_when_nothing_is_done() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     rate = BusyRate(clock=clock)
     rate.set_busy(True)
     for per_s, num_s in ((10, 60), (2, 60)):
@@ -60,7 +51,7 @@ def test_the_rate_follows_a_change_within_seconds_and_falls_when_nothing_is_done
 @given(sizes=st.lists(st.integers(50, 5000), min_size=30, max_size=60), rate=st.floats(100.0, 1e5))
 def test_a_queue_in_order_is_predicted(sizes: list[int], rate: float) -> None:
     """One server that works through requests one after the other, at `rate` bytes per second."""
-    clock = Clock()
+    clock = Clock(100.0)
     forecast = Forecast(clock=clock)
     for number, size in enumerate(sizes):
         forecast.sent(f"{number}", num_bytes=size, priority=0)
@@ -74,7 +65,7 @@ def test_a_queue_in_order_is_predicted(sizes: list[int], rate: float) -> None:
 
 
 def test_dropped_requests_are_no_work() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     forecast = Forecast(clock=clock)
     forecast.sent("a", num_bytes=100, priority=0)
     clock.now_s += 1
@@ -104,7 +95,7 @@ def done(request_id: str) -> wire.Answers:
 
 
 def test_retry_after_is_the_time_until_there_is_room() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     live = LiveRequests([Nowhere()], limit=12, forecast=Forecast(clock=clock))
     for number in range(12):
         live.submit([generate(f"{number}")], prompt_param="prompt")
@@ -126,7 +117,7 @@ def test_retry_after_is_the_time_until_there_is_room() -> None:
 
 
 def test_a_request_that_would_begin_too_late_is_refused() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     live = LiveRequests([Nowhere()], limit=99, forecast=Forecast(clock=clock), max_first_answer_s=5.0)
     live.submit([generate("first")], prompt_param="prompt")
     clock.now_s += 1

@@ -45,11 +45,9 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 async def server(model_folder: Path, tokenizer: Tokenizer) -> AsyncGenerator[MemoryServer]:
-    server = MemoryServer(model_folder, tokenizer, limit=64, gateway=GATEWAY)
-    await server.start()
-    yield server
-    await server.until_idle()
-    await server.stop()
+    async with MemoryServer(model_folder, tokenizer, limit=64, gateway=GATEWAY) as server:
+        yield server
+        await server.until_idle()
 
 
 async def shown(server: MemoryServer, num: int) -> list[dict[str, Any]]:

@@ -23,19 +23,10 @@ from pagewood.server.keys.key import ApiKey, digest_of
 from pagewood.server.keys.namespaces import namespace_of
 from pagewood.server.keys.quota import Quota, TokenBucket
 from pagewood.server.serve import reload_keys
+from recorded import Clock
 
 SECRET = "sk-0123456789abcdef"
 OTHER = "sk-fedcba9876543210"
-
-
-class Clock:
-    """Time that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

@@ -43,13 +43,11 @@ def script(prompt: str) -> str:
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncGenerator[MemoryServer]:
     write_echo_folder(tmp_path, chat_template=TOOLS_TEMPLATE, template="hermes")
-    server = MemoryServer(
+    async with MemoryServer(
         tmp_path, Tokenizer.from_folder(tmp_path), limit=64, script=script, grammars=True, max_length=1600
-    )
-    await server.start()
-    yield server
-    await server.until_idle()
-    await server.stop()
+    ) as server:
+        yield server
+        await server.until_idle()
 
 
 @pytest.fixture

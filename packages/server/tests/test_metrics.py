@@ -390,15 +390,11 @@ async def test_free_pages_are_shown_by_rank_where_ranks_divide_them(
 ) -> None:
     assert "pagewood_kv_rank_free_pages" not in (await scrape(server)).names()
     assert "free_pages_by_rank" not in (await server.client.get("/ready")).json()
-    own = MemoryServer(model_folder, tokenizer, limit=8, num_pages=100, num_pools=2)
-    await own.start()
-    try:
+    async with MemoryServer(model_folder, tokenizer, limit=8, num_pages=100, num_pools=2) as own:
         await ask(own, "one " * 20, max_tokens=2)
         await own.until(lambda: own.service.status.counters["num_cached_pages"] > 0)
         await own.until_idle()
         found, ready = await scrape(own), (await own.client.get("/ready")).json()
-    finally:
-        await own.stop()
     num_free = [found.value("pagewood_kv_rank_free_pages", rank=rank) for rank in "01"]
     assert num_free == ready["free_pages_by_rank"]
     assert num_free[0] < num_free[1] == 50
@@ -416,13 +412,9 @@ async def test_rows_of_experts_are_shown_where_they_are_counted(
         counts=counts, experts=every, ranks=[np.array([0, 0, 1, 1], np.int32)] * 2, num_experts=3, num_ranks=2,
         has_experts=True,
     )  # fmt: skip
-    own = MemoryServer(model_folder, tokenizer, limit=8, expert_rows=rows)
-    await own.start()
-    try:
+    async with MemoryServer(model_folder, tokenizer, limit=8, expert_rows=rows) as own:
         await ask(own, "one", max_tokens=2)
         found = await scrape(own)
-    finally:
-        await own.stop()
     assert [found.value("pagewood_expert_rank_rows_total", rank=rank) for rank in "01"] == [7, 11]
     for layer, wanted in (("3", [6, 0, 6]), ("5", [0, 3, 3])):
         assert [found.value("pagewood_expert_rows_total", layer=layer, expert=one) for one in "012"] == wanted

@@ -85,11 +85,9 @@ async def load(server: MemoryServer, *, num_clients: int = 12) -> AsyncGenerator
 @pytest.fixture
 async def busy(model_folder: Path, tokenizer: Tokenizer) -> AsyncGenerator[MemoryServer]:
     """A server with room for the load."""
-    server = MemoryServer(model_folder, tokenizer, limit=64, num_pages=400, dashboard_text=True)
-    await server.start()
-    yield server
-    await server.until_idle()
-    await server.stop()
+    async with MemoryServer(model_folder, tokenizer, limit=64, num_pages=400, dashboard_text=True) as server:
+        yield server
+        await server.until_idle()
 
 
 async def until(page: Any, holds: str) -> None:

@@ -118,11 +118,9 @@ async def test_a_flush_waits_for_an_idle_engine(server: MemoryServer) -> None:
 @pytest.fixture
 async def retaining(model_folder: Path, tokenizer: Tokenizer) -> AsyncGenerator[MemoryServer]:
     """A server that retains up to half of its memory; afterwards it must hold no request."""
-    server = MemoryServer(model_folder, tokenizer, limit=64, retained_share=0.5)
-    await server.start()
-    yield server
-    await server.until_idle()
-    await server.stop()
+    async with MemoryServer(model_folder, tokenizer, limit=64, retained_share=0.5) as server:
+        yield server
+        await server.until_idle()
 
 
 async def pressure(server: MemoryServer) -> None:

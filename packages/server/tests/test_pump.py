@@ -17,18 +17,9 @@ from pagewood.server.messages import wire
 from pagewood.server.messages.links import address
 from pagewood.server.requests.live import LiveRequests
 from pagewood.server.requests.pump import MAX_FAILURES, AnswerPump
+from recorded import Recorder
 
 pytestmark = pytest.mark.anyio
-
-
-class Recorder:
-    """A sender that records the messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[wire.ToTokenizer] = []
-
-    def send(self, frame: bytes) -> None:
-        self.messages.append(wire.to_tokenizer.decode(frame))
 
 
 def generate(request_id: str) -> wire.Generate:

@@ -15,26 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from lost_requests import LONG, SHORT, Reader, text_of
+from lost_requests import SHORT, check_requests_go_on, processes_of, server_until_all_end
 from pagewood.server.keys.run_key import FOLDER_VARIABLE
-from pagewood.server.metrics.rank_processes import rank_processes
-from serving import Server, command, is_alive, until
+from serving import Server, command, until
 
 RANKS = ("--tensor-parallel-size", "2", "--threads", "2", "--max-running-requests", "4", "--max-total-tokens", "16384")
 
 
 @pytest.fixture(scope="module", params=[(), pytest.param(("--enable-dp-attention",), marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
-    server = Server(tmp_path_factory.mktemp("ranks"), *RANKS, *request.param)
-    yield server
-    pids = processes_of(server)
-    server.close()
-    until(lambda: not any(map(is_alive, pids.values())))
-
-
-def processes_of(server: Server) -> dict[str, int]:
-    children = server.children()
-    return children | rank_processes(children.get("engine_process"))
+    yield from server_until_all_end(tmp_path_factory.mktemp("ranks"), *RANKS, *request.param)
 
 
 def test_metrics_and_dashboard_name_the_ranks(server: Server) -> None:
@@ -108,25 +98,7 @@ def test_the_command_says_why_it_has_no_profile(server: Server, tmp_path: Path) 
     ],
 )
 def test_requests_go_on_when_a_rank_is_lost(server: Server, name: str, number: signal.Signals) -> None:
-    expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
-    server.admin.post("/pause", json={}).raise_for_status()
-    streams = [Reader(server, LONG) for _ in range(4)]  # all rows
-    until(lambda: server.ready()["engine"]["num_waiting"] == 4)
-    waiting = [Reader(server, SHORT) for _ in range(4)]
-    until(lambda: server.ready()["engine"]["num_waiting"] == 8)
-    server.admin.post("/resume", json={}).raise_for_status()
-    until(lambda: all(len(stream.lines) > 3 for stream in streams))
-    pids = processes_of(server)
-    both = pids["engine_process"], pids["rank-1"]
-    os.kill(pids[name], number)
-    for stream in streams:
-        assert stream.end() == "data: [DONE]"
-    for one in waiting:
-        assert (text_of(one.end()), one.status) == (expected, 200)
-    until(lambda: not any(map(is_alive, both)))
-    assert server.http.get("/health/generate").json()["status"] == "ok"
-    counters = server.until_idle()
-    assert counters["num_free_pages"] + counters["num_cached_pages"] == counters["num_pages"]
+    check_requests_go_on(server, "rank-1", name, number)
 
 
 @pytest.mark.slow

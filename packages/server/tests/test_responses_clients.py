@@ -48,11 +48,9 @@ def answer(prompt: str) -> str:
 @pytest.fixture
 async def server(folder: Path) -> AsyncGenerator[MemoryServer]:
     tokenizer = Tokenizer.from_folder(folder)
-    server = MemoryServer(folder, tokenizer, limit=64, script=answer, grammars=True, max_length=2000)
-    await server.start()
-    yield server
-    await server.until_idle()
-    await server.stop()
+    async with MemoryServer(folder, tokenizer, limit=64, script=answer, grammars=True, max_length=2000) as server:
+        yield server
+        await server.until_idle()
 
 
 @pytest.fixture

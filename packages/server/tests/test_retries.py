@@ -28,25 +28,10 @@ from pagewood.server.requests.live import LiveRequests
 from pagewood.server.requests.live_group import LiveGroup
 from pagewood.server.requests.live_request import SETTLED_ANSWERS
 from pagewood.server.requests.status import EngineState
+from recorded import Recorder
 
 LOST = unavailable("The engine process died.", code="engine_lost")
 GIVEN_UP = "The engine process died. The request is given up: 2 processes in a row died that held it."
-
-
-class Recorder:
-    """A sender that keeps its messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[wire.ToTokenizer] = []
-
-    def send(self, frame: bytes) -> None:
-        self.messages.append(wire.to_tokenizer.decode(frame))
-
-    def sent(self) -> list[wire.Generate]:
-        """Return the requests since the last call, and forget all messages."""
-        found = [message for message in self.messages if isinstance(message, wire.Generate)]
-        self.messages.clear()
-        return found
 
 
 def generate(request_id: str, *, siblings: tuple[str, ...] = (), priority: int = 0) -> wire.Generate:

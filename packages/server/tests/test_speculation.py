@@ -30,11 +30,9 @@ USAGE = {"include_usage": True}
 @pytest.fixture
 async def speculating(model_folder: Path, tokenizer: Tokenizer) -> AsyncGenerator[MemoryServer]:
     """A server whose engine speculates; afterwards it must hold no request."""
-    server = MemoryServer(model_folder, tokenizer, limit=64, drafting=RandomDrafting(max_tokens=4, seed=1))
-    await server.start()
-    yield server
-    await server.until_idle()
-    await server.stop()
+    async with MemoryServer(model_folder, tokenizer, limit=64, drafting=RandomDrafting(max_tokens=4, seed=1)) as server:
+        yield server
+        await server.until_idle()
 
 
 def events(text: str) -> list[Any]:

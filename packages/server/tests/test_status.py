@@ -8,18 +8,9 @@ import pytest
 from pagewood.server.messages import wire
 from pagewood.server.observe.console import Console
 from pagewood.server.requests.status import SILENT_LIMIT_S, STEP_LIMIT_S, EngineState, EngineStatus
+from recorded import Clock
 
 MODEL = wire.Model(max_length=10, vocab_size=5)
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 SPECULATION = wire.Speculation(

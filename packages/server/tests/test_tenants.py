@@ -47,11 +47,9 @@ NO_KEY = {"Health", "HealthGenerate", "Ready"}
 @pytest.fixture
 async def server(model_folder: Path, tokenizer: Tokenizer) -> AsyncGenerator[MemoryServer]:
     """A server with the keys of three tenants."""
-    server = MemoryServer(model_folder, tokenizer, limit=64, gate=KeyGate(KEYS))
-    await server.start()
-    yield server
-    await server.until_idle()
-    await server.stop()
+    async with MemoryServer(model_folder, tokenizer, limit=64, gate=KeyGate(KEYS)) as server:
+        yield server
+        await server.until_idle()
 
 
 def key(text: str) -> dict[str, str]:
@@ -114,13 +112,9 @@ async def test_sums_over_all_tenants_are_open_only_where_there_are_none(
     assert [one.path for one in operations(server) if one.is_overview] == ["/metrics"]
     for headers, status in (({}, 401), (key(ACME), 403), (key(ADMIN), 200)):
         assert (await server.client.get("/metrics", headers=headers)).status_code == status
-    without_keys = MemoryServer(model_folder, tokenizer, limit=64)
-    await without_keys.start()
-    try:
+    async with MemoryServer(model_folder, tokenizer, limit=64) as without_keys:
         for headers in ({}, key("none")):
             assert (await without_keys.client.get("/metrics", headers=headers)).status_code == 200
-    finally:
-        await without_keys.stop()
 
 
 @pytest.mark.parametrize("keys", [(), KEYS[:2]], ids=["no keys", "no admin key"])
@@ -187,9 +181,7 @@ async def test_the_key_of_the_run_outlives_a_reload_and_is_never_logged(
     model_folder: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    server = MemoryServer(model_folder, tokenizer, limit=64)
-    await server.start()
-    try:
+    async with MemoryServer(model_folder, tokenizer, limit=64) as server:
         assert (await server.admin.get("/server_info")).status_code == 200
         assert " key=run" in caplog.text
         assert " tenant=" not in caplog.text
@@ -197,8 +189,6 @@ async def test_the_key_of_the_run_outlives_a_reload_and_is_never_logged(
         assert (await server.admin.get("/server_info")).status_code == 200
         assert (await server.client.get("/server_info", headers=key(ACME))).status_code == 403
         assert (await server.client.get("/server_info")).status_code == 401
-    finally:
-        await server.stop()
     assert ADMIN_KEY not in caplog.text
 
 

@@ -304,9 +304,7 @@ async def test_marks_that_are_special_tokens(tmp_path: Path) -> None:
     write_echo_folder(tmp_path, chat_template=TOOLS_TEMPLATE, template={"version": 1, "fields": fields})
     script = Script()
     script.answer = "<|start|>thinks\nHm.<|start|>says\nYes."
-    server = MemoryServer(tmp_path, Tokenizer.from_folder(tmp_path), limit=8, script=script)
-    await server.start()
-    try:
+    async with MemoryServer(tmp_path, Tokenizer.from_folder(tmp_path), limit=8, script=script) as server:
         found = whole(await chat(server))
         assert found == [{"content": "Yes.", "reasoning": "Hm.", "calls": [], "finish": "stop"}]
         assert await streamed(server) == found
@@ -316,8 +314,6 @@ async def test_marks_that_are_special_tokens(tmp_path: Path) -> None:
         found = whole(await chat(server))
         assert found == [{"content": "Yes or no.", "reasoning": "", "calls": [], "finish": "stop"}]
         assert await streamed(server) == found
-    finally:
-        await server.stop()
 
 
 async def test_strict_functions_are_bound_where_marks_are_special_tokens(tmp_path: Path) -> None:

@@ -162,9 +162,7 @@ async def test_a_head_scores_both_texts_as_one(
 
 @pytest.mark.anyio
 async def test_a_model_without_vectors_says_so_in_every_protocol(model_folder: Path, tokenizer: Tokenizer) -> None:
-    server = MemoryServer(model_folder, tokenizer, limit=8, makes_vectors=False)
-    await server.start()
-    try:
+    async with MemoryServer(model_folder, tokenizer, limit=8, makes_vectors=False) as server:
         for path, body in (("/api/embed", {"input": "x"}), ("/api/embeddings", {"prompt": "x"})):
             refused = await server.post(path, body)
             assert (refused.status_code, refused.json().keys()) == (400, {"error"})
@@ -172,8 +170,6 @@ async def test_a_model_without_vectors_says_so_in_every_protocol(model_folder: P
         refused = await server.post(EMBEDDINGS, {"input": "x"})
         assert refused.status_code == 400
         assert "makes no vectors" in refused.json()["error"]["message"]
-    finally:
-        await server.stop()
 
 
 @pytest.mark.anyio

@@ -13,17 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from echo_bench import echo_engine
 from logged_scenarios import scenario_of
-from pagewood.engine.api import Abort, Delta, EngineConfig, Pause, Resume, SamplingParams, Submit, TenantQuota
+from pagewood.engine.api import Abort, Delta, Pause, Resume, SamplingParams, Submit, TenantQuota
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.loop import Engine, EngineInfo, Pending
+from pagewood.engine.core.loop import Pending
 from pagewood.engine.decision_log.replay import replay
 from pagewood.engine.decision_log.why import Line, why
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.testing import EchoRunner
 from scenarios.running import run_scenario
-
-PAGE = 4
 
 
 class Echo:
@@ -32,25 +29,12 @@ class Echo:
     def __init__(self, path: Path, *, num_pages: int = 64, max_length: int = 128, **options: Any) -> None:
         self.path = path
         self.now_s = 100.0
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
         self.deltas: list[Delta] = []
         self._pending: Pending | None = None
-        fields: dict[str, Any] = {"max_running": 2, "overlap": False, **options}
-        config = EngineConfig(page_size=PAGE, decision_log=str(path), **fields)
-        self.engine: Engine = assemble(
-            config,
-            info=EngineInfo(
-                model_name="echo", max_length=max_length, vocab_size=100, eos_token_ids=(), num_pages=num_pages,
-                page_size=PAGE,
-            ),
-            make_runner=lambda kv: EchoRunner(
-                num_rows=config.num_rows, max_length=max_length, num_pages=num_pages, page_size=PAGE, vocab_size=100,
-                held_pages=kv.held_pages,
-            ),
-            inbox=self.inbox,
-            outbox=self.outbox,
-            clock=lambda: self.now_s,
-        )  # fmt: skip
+        fields: dict[str, Any] = {"overlap": False, "decision_log": str(path), **options}
+        self.engine, self.inbox, self.outbox = echo_engine(
+            num_pages=num_pages, max_length=max_length, vocab_size=100, parts={"clock": lambda: self.now_s}, **fields
+        )
 
     def submit(self, name: str, tokens: list[int], *, max_tokens: int = 4, **options: Any) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)

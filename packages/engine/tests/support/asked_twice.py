@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from pagewood.engine.api import SamplingParams, Submit
-from pagewood.engine.core.loop import Engine, Pending
+from answered import answers_to, request, tokens_of
+from pagewood.engine.api import EngineConfig
+from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 
+SMALL: dict[str, Any] = {"max_running": 4, "chunked_prefill_size": 16, "page_size": 4, "max_total_tokens": 1024}
 PROMPTS = [list(range(3, 27)), list(range(3, 19)), [7, 9, 11], list(range(50, 72))]
+
+
+def small(folder: Path, **options: Any) -> EngineConfig:
+    """Return the configuration of a small engine."""
+    whole: dict[str, Any] = {"num_threads": 2, **SMALL, **options}
+    return EngineConfig(model=str(folder), **whole)
+
+
+def answered(config: EngineConfig) -> list[list[int]]:
+    """Return what an engine answers, and end it."""
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    return outputs(build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox)
 
 
 def outputs(
     engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox, *, prompts: Sequence[Sequence[int]] = PROMPTS
 ) -> list[list[int]]:
     """Return the tokens of all prompts, computed twice; the second time they are cached. Every other one is sampled."""
-    found: dict[str, list[int]] = {}
+    requests = [request(i, prompt, max_tokens=8, temperature=i % 2, seed=i) for i, prompt in enumerate(prompts)]
     try:
-        for turn in range(2):
-            for index, prompt in enumerate(prompts):
-                sampling = SamplingParams(max_tokens=8, temperature=float(index % 2), seed=index, ignore_eos=True)
-                tokens = np.array(prompt, "<i4").tobytes()
-                inbox.put(Submit(request_id=f"{turn}.{index}", tokens=tokens, sampling=sampling))
-            pending: Pending | None = None
-            num_open = len(prompts)
-            while num_open or pending is not None:
-                pending = engine.advance(pending)
-                for delta in outbox.take():
-                    assert delta.refusal is None, delta.refusal
-                    found.setdefault(delta.request_id, []).extend(delta.tokens)
-                    num_open -= delta.finish is not None
+        answers = [one for _ in range(2) for one in answers_to(engine, inbox, outbox, requests)]
     finally:
         engine.close()
-    return [found[name] for name in sorted(found)]
+    assert all(answer[-1].refusal is None for answer in answers), answers
+    return [tokens_of(answer) for answer in answers]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asked_twice import PROMPTS, outputs
+from asked_twice import PROMPTS, SMALL, outputs
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.cuda import build as build_cuda
 from pagewood.engine.assembly.cuda import rank as cuda_rank
@@ -37,11 +37,8 @@ def use_stand_ins(monkeypatch: pytest.MonkeyPatch, *, fault: str = "") -> None:
 
 def small(folder: Path, **options: Any) -> EngineConfig:
     """Return the configuration of a small engine, in float32, which FlashInfer itself would refuse."""
-    whole: dict[str, Any] = {
-        "model": str(folder), "device": "cuda", "dtype": "float32", "max_running": 4, "chunked_prefill_size": 16,
-        "page_size": 4, "max_total_tokens": 1024,
-    }  # fmt: skip
-    return EngineConfig(**{**whole, **options})
+    whole: dict[str, Any] = {"device": "cuda", "dtype": "float32", **SMALL, **options}
+    return EngineConfig(model=str(folder), **whole)
 
 
 def answered(

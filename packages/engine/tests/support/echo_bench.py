@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,42 @@ MakeCaches = Callable[[NDArray[np.uint64]], Callable[[], PrefixCache]]
 """KV memory -> a function that makes prefix caches for it."""
 
 
+def echo_engine(
+    *,
+    num_pages: int = 32,
+    page_size: int = PAGE,
+    max_length: int = MAX_LENGTH,
+    vocab_size: int = VOCAB,
+    max_running: int = 2,
+    make_runner: Callable[[AnyKV], Runner] | None = None,
+    info: Mapping[str, Any] | None = None,
+    parts: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Engine, MemoryInbox, MemoryOutbox]:
+    """Return an engine with the echo model, or with another runner, and its links.
+
+    `info` are further fields of `EngineInfo`, `parts` what is given to `assemble`, and `options` the configuration.
+    """
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    config = EngineConfig(page_size=page_size, max_running=max_running, **options)
+
+    def echo(kv: AnyKV) -> Runner:
+        return EchoRunner(
+            num_rows=config.num_rows, max_length=max_length, num_pages=num_pages, page_size=page_size,
+            vocab_size=vocab_size, held_pages=kv.held_pages,
+        )  # fmt: skip
+
+    engine: Engine = assemble(
+        config,
+        info=EngineInfo(
+            model_name="echo", max_length=max_length, vocab_size=vocab_size, eos_token_ids=(), num_pages=num_pages,
+            page_size=page_size, **(info or {}),
+        ),
+        make_runner=make_runner or echo, inbox=inbox, outbox=outbox, **(parts or {}),
+    )  # fmt: skip
+    return engine, inbox, outbox
+
+
 class EchoBench:
     """An engine of small size. After every call of `step`, the accounting of its memory is right.
 
@@ -47,34 +83,26 @@ class EchoBench:
         step_s: StepSeconds | None = None,
         **options: Any,
     ) -> None:
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
         self.now_s = 0.0  # written by: echo_bench
         self.num_pages = num_pages
         memory = np.empty(num_pages * PAGE, np.uint64)
-        config = EngineConfig(page_size=PAGE, max_running=max_running, **options)
 
         def make_runner(kv: AnyKV) -> Runner:
             runner = EchoRunner(
-                num_rows=config.num_rows, max_length=max_length, num_pages=num_pages, page_size=PAGE,
-                vocab_size=VOCAB, held_pages=kv.held_pages, memory=memory, requests=lambda: self.state.holders,
-                num_pools=num_pools,
+                num_rows=EngineConfig(max_running=max_running, **options).num_rows, max_length=max_length,
+                num_pages=num_pages, page_size=PAGE, vocab_size=VOCAB, held_pages=kv.held_pages, memory=memory,
+                requests=lambda: self.state.holders, num_pools=num_pools,
             )  # fmt: skip
             return runner if step_s is None else _TimedRunner(self, runner, step_s)
 
-        self.engine: Engine = assemble(
-            config,
-            info=EngineInfo(
-                model_name="echo", max_length=max_length, vocab_size=VOCAB, eos_token_ids=(), num_pages=num_pages,
-                page_size=PAGE, num_pools=num_pools,
-            ),
-            make_runner=make_runner,
-            make_cache=None if make_caches is None else make_caches(memory),
-            compiler=compiler,
-            drafting=drafting,
-            drafts_constrained=True,
-            inbox=self.inbox,
-            outbox=self.outbox,
-            clock=clock or (lambda: self.now_s),
+        self.engine, self.inbox, self.outbox = echo_engine(
+            num_pages=num_pages, max_length=max_length, max_running=max_running, make_runner=make_runner,
+            info={"num_pools": num_pools},
+            parts={
+                "make_cache": None if make_caches is None else make_caches(memory), "compiler": compiler,
+                "drafting": drafting, "drafts_constrained": True, "clock": clock or (lambda: self.now_s),
+            },
+            **options,
         )  # fmt: skip
         kv = self.engine._kv  # pyright: ignore[reportPrivateUsage]
         self.spaces = kv.spaces if isinstance(kv, DividedKV) else (kv,)
@@ -157,7 +185,7 @@ class _TimedStep:
         return self._step.wait()
 
 
-def submit(name: str, prompt: Sequence[int], *, max_tokens: int = 30, **fields: Any) -> Submit:
+def submit(name: str, prompt: Sequence[int], *, max_tokens: int | None = 30, **fields: Any) -> Submit:
     """Return a greedy request."""
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, grammar=fields.pop("grammar", None))
     return Submit(

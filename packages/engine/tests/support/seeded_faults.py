@@ -2,7 +2,7 @@
 
 import inspect
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -24,6 +24,23 @@ def seed_fault(edits: Sequence[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
         namespace: dict[str, Any] = {}
         exec("from __future__ import annotations\n" + source, function.__globals__, namespace)
         monkeypatch.setattr(owner, name, namespace[name])
+
+
+def assert_found(edits: Sequence[Edit], run: Callable[[int], object], seeds: Iterable[int]) -> None:
+    """Seed a fault, and run with one seed after another until a run ends with an error; any error counts."""
+    with pytest.MonkeyPatch.context() as patch:
+        seed_fault(edits, patch)
+        assert_fails(run, seeds)
+
+
+def assert_fails(run: Callable[[int], object], seeds: Iterable[int]) -> None:
+    """Run with one seed after another until a run ends with an error."""
+    for seed in seeds:
+        try:
+            run(seed)
+        except Exception:
+            return
+    pytest.fail("the fault was not found")
 
 
 def slow_ones(faults: Iterable[str], *slow: str) -> list[Any]:

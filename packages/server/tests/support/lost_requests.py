@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import threading
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from serving import LIMIT_S, MODEL, Server
+from pagewood.server.metrics.rank_processes import rank_processes
+from serving import LIMIT_S, MODEL, Server, is_alive, until
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 SHORT: dict[str, Any] = {"model": MODEL, "prompt": "The answer is", "max_tokens": 8, "temperature": 0}
@@ -48,3 +53,41 @@ def text_of(line: str) -> str:
     found = re.search(r'"text":"((?:[^"\\]|\\.)*)"', line)
     assert found is not None, line
     return found[1]
+
+
+def processes_of(server: Server) -> dict[str, int]:
+    """Return the processes of a server by their names, with those of its ranks."""
+    children = server.children()
+    return children | rank_processes(children.get("engine_process"))
+
+
+def server_until_all_end(folder: Path, *options: str) -> Generator[Server]:
+    """Give a server, and check that its processes end with it."""
+    server = Server(folder, *options)
+    yield server
+    pids = processes_of(server)
+    server.close()
+    until(lambda: not any(map(is_alive, pids.values())))
+
+
+def check_requests_go_on(server: Server, rank: str, name: str, number: signal.Signals) -> None:
+    """Send the process `name` a signal while requests run and wait; `rank` is that of the engine's other rank."""
+    expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
+    server.admin.post("/pause", json={}).raise_for_status()
+    streams = [Reader(server, LONG) for _ in range(4)]  # all rows
+    until(lambda: server.ready()["engine"]["num_waiting"] == 4)
+    waiting = [Reader(server, SHORT) for _ in range(4)]
+    until(lambda: server.ready()["engine"]["num_waiting"] == 8)
+    server.admin.post("/resume", json={}).raise_for_status()
+    until(lambda: all(len(stream.lines) > 3 for stream in streams))
+    pids = processes_of(server)
+    both = pids["engine_process"], pids[rank]
+    os.kill(pids[name], number)
+    for stream in streams:
+        assert stream.end() == "data: [DONE]"
+    for one in waiting:
+        assert (text_of(one.end()), one.status) == (expected, 200)
+    until(lambda: not any(map(is_alive, both)))
+    assert server.http.get("/health/generate").json()["status"] == "ok"
+    counters = server.until_idle()
+    assert counters["num_free_pages"] + counters["num_cached_pages"] == counters["num_pages"]

@@ -309,6 +309,15 @@ class MemoryServer:
         self.client = httpx.AsyncClient(transport=transport, base_url=url)
         self.admin = httpx.AsyncClient(transport=transport, base_url=url, headers={"x-api-key": ADMIN_KEY})
 
+    async def __aenter__(self) -> MemoryServer:
+        """Start."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Stop."""
+        await self.stop()
+
     async def start(self) -> None:
         """Start all stages and wait until the engine is ready."""
         loop = asyncio.get_running_loop()

@@ -22,7 +22,6 @@ from pagewood.engine.grammar import GrammarCompiler
 
 LIMIT_S = 20.0
 """Longest time to a prototype or a refusal."""
-_DEADLINE_S = 10.0
 
 
 def schema_files() -> Sequence[Path]:
