@@ -34,6 +34,7 @@ from pagewood.kvpool.tiers.testing import ManualLane, manual_lanes
 PAGE, PAGE_BYTES = 2, 16
 SIZES: Any = {"page_bytes": PAGE_BYTES, "num_bytes": 10_000}
 TOKENS = np.arange(8, dtype=np.int32)
+NOTHING = Hits(num_device=0, num_host=0, num_disk=0, num_remote=0, num_usable=0)
 
 
 class Engine:
@@ -145,7 +146,7 @@ def test_evicted_pages_can_be_loaded_again(policy: WritePolicy) -> None:
     engine = Engine(write_policy=policy)
     engine.compute(TOKENS)
     assert engine.evict() == 4
-    assert engine.index.locate(TOKENS) == Hits(num_device=0, num_host=8, num_disk=0, num_remote=0)
+    assert engine.index.locate(TOKENS) == Hits(num_device=0, num_host=8, num_disk=0, num_remote=0, num_usable=8)
     recall = engine.index.recall(TOKENS)
     assert recall is not None
     engine.finish(recall)
@@ -205,7 +206,7 @@ def test_namespaces_share_nothing_in_any_tier(tmp_path: Path) -> None:
     engine.evict()
     engine.index.flush()
     for namespace in (None, "", "other"):
-        assert engine.index.locate(TOKENS, namespace) == Hits(num_device=0, num_host=0, num_disk=0, num_remote=0)
+        assert engine.index.locate(TOKENS, namespace) == NOTHING
         assert engine.index.recall(TOKENS, namespace) is None
     assert engine.index.locate(TOKENS, "tenant").num_host == 8
     engine.index.close()
@@ -220,7 +221,7 @@ def test_each_tier_provides_what_the_tiers_above_do_not_have(tmp_path: Path) -> 
     second.index.close()
     third = Engine(disk=DiskTier(tmp_path / "pages", **SIZES), remote=SharedFolder(tmp_path / "shared", **SIZES))
     third.compute(TOKENS[:2])
-    assert third.index.locate(TOKENS) == Hits(num_device=2, num_host=0, num_disk=4, num_remote=2)
+    assert third.index.locate(TOKENS) == Hits(num_device=2, num_host=0, num_disk=4, num_remote=2, num_usable=8)
     recall = third.index.recall(TOKENS)
     assert recall is not None
     third.finish(recall)
@@ -386,7 +387,7 @@ def test_the_host_keeps_pages_until_the_stores_have_been_offered_them(tmp_path: 
     engine.compute(TOKENS + 100)
     engine.evict()
     engine.index.flush()
-    assert engine.index.locate(TOKENS) == Hits(num_device=0, num_host=0, num_disk=8, num_remote=0)
+    assert engine.index.locate(TOKENS) == Hits(num_device=0, num_host=0, num_disk=8, num_remote=0, num_usable=8)
     engine.index.close()
 
 

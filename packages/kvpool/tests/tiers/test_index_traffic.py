@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, shake_128
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from pagewood.kvpool.tiers import (
     PrefetchPolicy,
     Recall,
     SharedFolder,
+    StatePages,
     TierCounters,
     TieredIndex,
     TierLog,
@@ -35,6 +36,7 @@ from pagewood.kvpool.tiers.testing import ManualLane, manual_lanes
 PAGE = 2
 LAYER_BYTES = (24, 40)
 PAGE_BYTES = sum(LAYER_BYTES)
+STATE_BYTES = (100, 60)  # a state fills three pages
 LANES = ("demote", "load", "store", "fetch")
 GARBAGE = 0xEE
 NAMES = KeyChain(PAGE, fingerprint=b"names")  # under which pages are reported
@@ -51,6 +53,11 @@ if find_spec("pagewood.radixcache") is not None:  # it is absent when this packa
 def content(tokens: Int32, namespace: str | None) -> bytes:
     """Return what the last page of these tokens must hold, over all layers."""
     return blake2b(repr(namespace).encode() + tokens.tobytes(), digest_size=PAGE_BYTES).digest()
+
+
+def state_behind(tokens: Int32, namespace: str | None) -> bytes:
+    """Return what the state at the end of these tokens must be, over all layers."""
+    return shake_128(repr(namespace).encode() + tokens.tobytes()).digest(sum(STATE_BYTES))
 
 
 @dataclass(slots=True, eq=False)
@@ -152,10 +159,18 @@ class Traffic:
         has_faults: If True, copies fail, files are corrupted, stores are small, and the process restarts. If False, all
             tiers have room for everything.
         num_indices: Beside each other.
+        has_states: Whether there are places for states, which some prefixes have at their ends.
     """
 
     def __init__(
-        self, seed: int, folder: Path, make_cache: Callable[[int], Any], *, has_faults: bool, num_indices: int = 1
+        self,
+        seed: int,
+        folder: Path,
+        make_cache: Callable[[int], Any],
+        *,
+        has_faults: bool,
+        num_indices: int = 1,
+        has_states: bool = False,
     ) -> None:
         self.num_indices = num_indices
         self.rng = rng = random.Random(seed)
@@ -163,10 +178,14 @@ class Traffic:
         self.now_s = 0.0
         self.seen: dict[tuple[str | None, bytes], None] = {}
         self.num_pages = rng.randint(7, 16)
-        self.num_host_pages = rng.randint(3, 12) if has_faults else 400
+        self.num_host_pages = rng.randint(3, 30 if has_states else 12) if has_faults else 1000
         self.policy, self.mode = rng.choice(list(WritePolicy)), rng.choice(list(PrefetchMode))
         self.below = rng.choice(["nothing", "disk", "remote", "both"])
         self.layers = [np.full((self.num_pages, n), GARBAGE, np.uint8) for n in LAYER_BYTES]
+        self.num_places = rng.randint(2, 5) if has_states else 0
+        self.states = [np.full((self.num_places, n), GARBAGE, np.uint8) for n in STATE_BYTES]
+        self.behind: dict[tuple[str | None, bytes], None] = {}  # the prefixes that had states
+        self.num_states_loaded = 0
         self.total = TierCounters()
         self.has_restarted = False
         self.boot()
@@ -177,7 +196,7 @@ class Traffic:
         self.device = FaultyDevice(ArrayPages([[layer] for layer in self.layers]))
         self.lanes = manual_lanes(max_pending=2)
         self.disk = self.remote = None
-        num_bytes = (12 if self.has_faults else 400) * PAGE_BYTES
+        num_bytes = (12 + 5 * self.num_places if self.has_faults else 1000) * PAGE_BYTES
         if self.below in ("disk", "both"):
             self.disk = FollowedDisk(DiskTier(self.folder / "shard-0", page_bytes=PAGE_BYTES, num_bytes=num_bytes))
         if self.below in ("remote", "both"):
@@ -185,7 +204,7 @@ class Traffic:
         self.host = HostTier(page_bytes=PAGE_BYTES, num_pages=self.num_host_pages)
         self.index: Any = TieredIndex(
             self.make_cache(PAGE),
-            device=self.device,
+            device=StatePages(self.device, [[layer] for layer in self.states]) if self.num_places else self.device,
             host=self.host,
             disk=self.disk,
             remote=self.remote,
@@ -203,11 +222,13 @@ class Traffic:
             self.index = Beside([self.index, *others], self.rng)
         self.running: list[Running] = []
         self.recalls: list[Recall] = []
+        self.free_places = list(range(self.num_places))
 
     def walk(self, num_steps: int) -> None:
         """Take random steps, and check everything after each."""
         steps = [self.run_request] * 5 + [self.end_request] * 6 + [self.evict] * 5 + [self.recall] * 6
         steps += [self.advance] * 12 + [self.cancel] + [self.copy] * 14 + [self.pass_time] * 2
+        steps += [self.evict_states] * 3 if self.num_places else []
         faults = [self.fail_device, self.fail_store, self.corrupt, self.restart, self.clear]
         for _ in range(num_steps):
             self.rng.choice(steps)()
@@ -238,6 +259,33 @@ class Traffic:
             self.free(evicted.tolist())
         return self.allocator.alloc(n)
 
+    def take_state(self) -> int | None:
+        """Do what an engine does when it needs a place for a state."""
+        if not self.free_places:
+            self.free_states(self.index.evict_snapshots(1).tolist())
+        return self.free_places.pop() if self.free_places else None
+
+    def free_states(self, places: list[int]) -> None:
+        assert not {*places} & {*self.free_places}
+        for layer in self.states:
+            layer[places] = GARBAGE
+        self.free_places += places
+
+    def evict_states(self) -> None:
+        self.free_states(self.index.evict_snapshots(self.rng.randint(0, 3)).tolist())
+
+    def keep_state(self, tokens: Int32, namespace: str | None) -> None:
+        """Give a prefix of published tokens a state, if there is a place for it."""
+        place = self.take_state() if self.num_places and self.rng.random() < 0.8 else None
+        if place is None:
+            return
+        prefix = tokens[: self.rng.randint(1, len(tokens) // PAGE) * PAGE]
+        image = np.frombuffer(state_behind(prefix, namespace), np.uint8)
+        self.states[0][place], self.states[1][place] = image[: STATE_BYTES[0]], image[STATE_BYTES[0] :]
+        if not self.index.attach(self.index.peek(prefix, namespace).node, place):
+            self.free_states([place])
+        self.behind[namespace, prefix.tobytes()] = None
+
     def free(self, pages: list[int]) -> None:
         for layer in self.layers:
             layer[pages] = GARBAGE
@@ -263,6 +311,7 @@ class Traffic:
         published = self.index.lock(insertion.node)
         self.index.unlock(lease)
         self.running.append(Running(published, pages[: insertion.num_existing].tolist()))
+        self.keep_state(tokens, namespace)
 
     def end_request(self) -> None:
         if self.running:
@@ -298,7 +347,8 @@ class Traffic:
             if self.rng.random() < 0.5:
                 getattr(self.lanes, self.rng.choice(("fetch", "load"))).run(1)
             recall = self.rng.choice(self.recalls)
-            self.index.advance(recall, self.take)
+            self.index.advance(recall, self.take, take_state=self.take_state)
+            self.num_states_loaded += recall.place is not None
             if recall.is_over:
                 self.recalls.remove(recall)
 
@@ -325,7 +375,7 @@ class Traffic:
             for store in (self.disk, self.remote):
                 if store is not None:
                     store.close()
-        for layer in self.layers:
+        for layer in (*self.layers, *self.states):
             layer.fill(GARBAGE)
         self.has_restarted = True
         self.boot()
@@ -359,6 +409,8 @@ class Traffic:
         """Check that every device page and every host slot has one owner."""
         num_private = sum(len(running.private) for running in self.running)
         assert self.allocator.num_free + self.index.num_pages + num_private == self.num_pages
+        if self.num_places:
+            assert len(self.free_places) + self.index.num_snapshots == self.num_places
         self.index.check()
 
     def check_contents(self) -> None:
@@ -369,6 +421,10 @@ class Traffic:
             for index, page in enumerate(match.pages.tolist(), 1):
                 image = b"".join(layer[page].tobytes() for layer in self.layers)
                 assert image == content(tokens[: index * PAGE], namespace), f"page {page} has the wrong contents"
+            if self.num_places and (match := self.index.peek(tokens, namespace, needs_snapshot=True)).num_tokens:
+                place = self.index.snapshot(match.node)
+                image = b"".join(layer[place].tobytes() for layer in self.states)
+                assert image == state_behind(tokens[: match.num_tokens], namespace), f"place {place} has another state"
 
     def check_reports(self) -> None:
         """Check that a reader knows what the tiers hold, but for what the disk had before a request needed it.
@@ -398,6 +454,9 @@ class Traffic:
             tokens = np.frombuffer(data, np.int32)
             hits = self.index.locate(tokens, namespace)
             assert hits.num_tokens == len(tokens) or self.is_under_way(), f"{hits} of {len(tokens)} tokens"
+        for namespace, data in self.behind:
+            hits = self.index.locate(np.frombuffer(data, np.int32), namespace)
+            assert hits.num_usable * 4 == len(data) or self.is_under_way(), f"{hits} of a prefix with a state"
 
     def is_under_way(self) -> bool:
         """Return whether a copy may be in flight, in either direction."""
@@ -438,6 +497,17 @@ def test_indices_beside_each_other(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_without_faults_and_with_enough_room_nothing_is_lost(seed: int, tmp_path: Path) -> None:
     Traffic(seed, tmp_path, PlainCache, has_faults=False).walk(300)
+
+
+@pytest.mark.skipif(len(CACHES) < 2, reason="only pagewood-radixcache keeps places of states")
+@pytest.mark.parametrize("has_faults", [False, True])
+def test_states_move_with_their_pages(has_faults: bool, tmp_path: Path) -> None:
+    num_loaded = 0
+    for seed in range(5):
+        traffic = Traffic(seed, tmp_path / str(seed), CACHES[-1], has_faults=has_faults, has_states=True)
+        traffic.walk(250)
+        num_loaded += traffic.num_states_loaded
+    assert num_loaded > 5
 
 
 def test_the_traffic_makes_every_kind_of_copy(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pagewood.kvpool.tiers.index import ALL, Hits, TieredIndex
 from pagewood.kvpool.tiers.pages.device import ArrayPages, DevicePages, PageHolder
 from pagewood.kvpool.tiers.pages.host import HostTier
 from pagewood.kvpool.tiers.pages.keys import KeyChain
+from pagewood.kvpool.tiers.pages.states import StatePages
 from pagewood.kvpool.tiers.stores.breaker import Breaker
 from pagewood.kvpool.tiers.stores.disk import DiskTier
 from pagewood.kvpool.tiers.stores.folder import SharedFolder
@@ -44,6 +45,7 @@ __all__ = [
     "RedisPlace",
     "RedisStore",
     "SharedFolder",
+    "StatePages",
     "ThreadLane",
     "TierCounters",
     "TierLog",

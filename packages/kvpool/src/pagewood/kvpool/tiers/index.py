@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +18,7 @@ from pagewood.kvpool.tiers.pages.arrays import Int32
 from pagewood.kvpool.tiers.pages.device import DevicePages, PageHolder
 from pagewood.kvpool.tiers.pages.host import HostTier
 from pagewood.kvpool.tiers.pages.keys import KeyChain, Namespace
+from pagewood.kvpool.tiers.pages.states import StatePages
 from pagewood.kvpool.tiers.prefix_cache import Match, Prefix, PrefixCache, TieredInsertion, TieredMatch
 from pagewood.kvpool.tiers.stores.breaker import Breaker
 from pagewood.kvpool.tiers.stores.store import PageStore
@@ -26,7 +27,7 @@ from pagewood.kvpool.tiers.transfers.counters import TierCounters
 from pagewood.kvpool.tiers.transfers.demotion import Demotion
 from pagewood.kvpool.tiers.transfers.lane import Lanes, thread_lanes
 from pagewood.kvpool.tiers.transfers.policy import PrefetchPolicy, WritePolicy
-from pagewood.kvpool.tiers.transfers.recall import Probe, Recall, Recalls, Take
+from pagewood.kvpool.tiers.transfers.recall import Probe, Recall, Recalls, Take, TakeState, snapshots_of
 
 
 class _All(Enum):
@@ -48,12 +49,15 @@ class Hits:
         num_host: Tokens in host memory.
         num_disk: Tokens on the disk.
         num_remote: Tokens in the remote store.
+        num_usable: Tokens of the longest prefix that a request can use. With states of recurrent layers, this is the
+            longest one at whose end the device or a tier has a state.
     """
 
     num_device: int
     num_host: int
     num_disk: int
     num_remote: int
+    num_usable: int
 
     @property
     def num_tokens(self) -> int:
@@ -86,7 +90,7 @@ class TieredIndex:
 
     __slots__ = (
         "_cache", "_chain", "_demotion", "_disk", "_host", "_lanes", "_log", "_make_recalls", "_open", "_page_size",
-        "_recalls", "_stores", "counters",
+        "_recalls", "_states", "_stores", "counters",
     )  # fmt: skip
 
     def __init__(
@@ -110,7 +114,8 @@ class TieredIndex:
 
         Args:
             cache: Prefix cache of the device's pages, empty, such as `pagewood.radixcache.RadixCache`.
-            device: Memory of these pages.
+            device: Memory of these pages; `StatePages` if the model has recurrent layers. The cache then owns places of
+                states too, which move between the tiers as their pages do.
             host: Main memory.
             disk: A store whose `exists` the index waits for, such as `DiskTier`, which answers at once.
             remote: A store whose `exists` may take time, such as `SharedFolder`.
@@ -124,13 +129,17 @@ class TieredIndex:
             holder: Is notified of copies, if cached pages may lose a part of what they hold; None: they do not.
 
         Raises:
-            ValueError: The page sizes of `device` and `host` differ, or `page_size` or `min_uses` is less than 1.
+            ValueError: The page sizes of `device` and `host` differ, or `page_size` or `min_uses` is less than 1, or
+                there are states, and `cache` does not own them or pages may lose a part of what they hold.
         """
         if device.page_bytes != host.page_bytes:
             raise ValueError(
                 f"host must have the device's page size, {device.page_bytes} bytes, got {host.page_bytes} bytes"
             )
         check_at_least_one(min_uses=min_uses)
+        self._states = device if isinstance(device, StatePages) else None
+        if self._states is not None and holder is not None:
+            raise ValueError("holder must be None with states of recurrent layers, got a PageHolder")
         self._chain = KeyChain(page_size, fingerprint=fingerprint)
         self._page_size = page_size
         self._host = host
@@ -164,6 +173,7 @@ class TieredIndex:
             counters=self.counters,
             clock=clock,
             holder=holder,
+            states=self._states,
         )
         # The indices that share what is below the device, and have not been closed.
         self._open: list[TieredIndex] = []  # written by: _begin, close
@@ -214,15 +224,61 @@ class TieredIndex:
         """Number of device pages that a copy may be writing."""
         return self._recalls.num_loading
 
-    def match(self, tokens: Int32, namespace: Namespace = None) -> TieredMatch:
-        """Find the longest prefix on the device; this counts as a use."""
-        match = self._cache.match(tokens, namespace)
+    def match(self, tokens: Int32, namespace: Namespace = None, *, needs_snapshot: bool = False) -> TieredMatch:
+        """Find the longest prefix on the device, if need be with a state at its end; this counts as a use."""
+        if not needs_snapshot:
+            match = self._cache.match(tokens, namespace)
+        else:
+            match: Match = self._call("match", tokens, namespace, needs_snapshot=True)
+            self._demotion.use(self._parts_of(self._call("snapshot", match.node)) if match.num_tokens else ())
         self._demotion.use(match.pages.tolist())
         return self._tiered(match, namespace)
 
-    def peek(self, tokens: Int32, namespace: Namespace = None) -> TieredMatch:
-        """Find the longest prefix on the device; this does not count as a use."""
+    def peek(self, tokens: Int32, namespace: Namespace = None, *, needs_snapshot: bool = False) -> TieredMatch:
+        """Find the same; this does not count as a use."""
+        if needs_snapshot:
+            return self._tiered(self._call("peek", tokens, namespace, needs_snapshot=True), namespace)
         return self._tiered(self._cache.peek(tokens, namespace), namespace)
+
+    @property
+    def num_snapshots(self) -> int:
+        """Number of places of states that the index owns: of cached prefixes, being loaded, or spare."""
+        return snapshots_of(self._cache).num_snapshots + self._recalls.num_places
+
+    def attach(self, node: Prefix, snapshot: int) -> bool:
+        """Adopt the place of the state at the end of a prefix; return False if the prefix has a state already.
+
+        Raises:
+            ValueError: The prefix was evicted, or the device's cache does not own states.
+        """
+        if not self._call("attach", node.handle, snapshot):
+            return False
+        if self._states is not None:
+            self._demotion.adopt(self._states.parts_of(snapshot), self._states.keys_of(node.key))
+            self.poll()
+        return True
+
+    def snapshot(self, node: Prefix) -> int | None:
+        """Return the place of the state at the end of a prefix, which still belongs to the index, or None.
+
+        Raises:
+            ValueError: The prefix was evicted, or the device's cache does not own states.
+        """
+        return self._call("snapshot", node.handle)
+
+    def evict_snapshots(self, num_snapshots: int) -> Int32:
+        """Disown places of states that are not needed any more, and others until they are at least `num_snapshots`.
+
+        As `evict`, it copies what the policy wants to keep, and the caller may write to the places at once.
+
+        Raises:
+            ValueError: `num_snapshots` is negative or not an integer, or the device's cache does not own states.
+        """
+        self.poll()
+        spare = self._recalls.take_places()
+        evicted: Int32 = self._call("evict_snapshots", max(0, num_snapshots - len(spare)))
+        self._demotion.release([part for place in evicted.tolist() for part in self._parts_of(place)])
+        return np.concatenate([np.array(spare, np.int32), evicted])
 
     def watch_group(self) -> Any:
         """Return a group of live matches of the device's cache; they cover only pages on the device.
@@ -277,6 +333,7 @@ class TieredIndex:
         self.poll()
         pages: Int32 = self._call("release", node.handle, **({"keeps_longer": True} if keeps_longer else {}))
         self._demotion.drop(pages.tolist())
+        self._collect_states(0, self._demotion.drop)
         return pages
 
     def observe(self, observer: Any) -> None:
@@ -316,13 +373,13 @@ class TieredIndex:
         self._recalls.follow(log)
         self._log = log
 
-    def explain(self, tokens: Int32, namespace: Namespace = None, *, searches_others: bool = True) -> Any:
-        """Return why the prefix on the device is not longer, as `RadixCache.explain` does.
+    def explain(self, tokens: Int32, namespace: Namespace = None, **options: bool) -> Any:
+        """Return why the prefix on the device is not longer; the options are those of `RadixCache.explain`.
 
         Raises:
             ValueError: The device's cache has no `explain`.
         """
-        return self._call("explain", tokens, namespace, searches_others=searches_others)
+        return self._call("explain", tokens, namespace, **options)
 
     def num_pages_in(self, namespace: Namespace = None) -> int:
         """Return the number of cached device pages of one namespace.
@@ -340,15 +397,29 @@ class TieredIndex:
             OSError: The query to the remote store failed.
         """
         start = self._cache.peek(tokens, namespace).num_tokens // self._page_size
-        keys = self._chain.extend(self._chain.root(namespace), tokens)[start:]
+        every = self._keys(tokens, namespace)
+        keys = every[start:]
         counts = [0, 0, 0]
-        answers = [[key in self._host for key in keys]]
-        answers += [[False] * len(keys) if store is None else store.exists(keys) for store in self._stores]
-        for where in zip(*answers, strict=True):
+        for where in self._where(keys):
             if not any(where):
                 break
             counts[where.index(True)] += self._page_size
-        return Hits(num_device=start * self._page_size, num_host=counts[0], num_disk=counts[1], num_remote=counts[2])
+        num_usable = num_pages = start + sum(counts) // self._page_size
+        if self._states is not None:
+            num_usable = self.peek(tokens, namespace, needs_snapshot=True).num_tokens // self._page_size
+            marks = [self._states.mark_of(key) for key in every[:num_pages]]
+            ends = (end for end, where in enumerate(self._where(marks), 1) if any(where))
+            num_usable = max(num_usable, *ends, 0)
+        return Hits(
+            num_device=start * self._page_size, num_host=counts[0], num_disk=counts[1], num_remote=counts[2],
+            num_usable=num_usable * self._page_size,
+        )  # fmt: skip
+
+    def _where(self, keys: list[bytes]) -> Iterator[tuple[bool, ...]]:
+        """Return for each page whether the host, the disk and the remote store have it."""
+        answers = [[key in self._host for key in keys]]
+        answers += [[False] * len(keys) if store is None else store.exists(keys) for store in self._stores]
+        return zip(*answers, strict=True)
 
     def insert(
         self,
@@ -421,7 +492,20 @@ class TieredIndex:
         num_more = num_pages - len(spare)
         evicted = self._cache.evict(num_more) if namespace is ALL else self._call("evict", num_more, namespace)
         self._demotion.release(evicted.tolist())
+        self._collect_states(0, self._demotion.release)
         return np.concatenate([np.array(spare, np.int32), evicted])
+
+    def _collect_states(self, num_snapshots: int, leave: Callable[[Sequence[int]], None]) -> None:
+        """Make the places of states whose pages are gone spare, and further ones until they are `num_snapshots`.
+
+        Args:
+            num_snapshots: Of the device's cache.
+            leave: What is done with their parts.
+        """
+        if self._states is not None:
+            places = self._call("evict_snapshots", num_snapshots).tolist()
+            leave([part for place in places for part in self._parts_of(place)])
+            self._recalls.give_places(places)
 
     def keep(self, pages: Int32) -> None:
         """Copy pages of the device's cache that are going to lose a part of what they hold, as `evict` would.
@@ -452,20 +536,25 @@ class TieredIndex:
         if namespace is not ALL:
             dropped = self._call("clear", namespace)
             self._demotion.drop(dropped.tolist())
+            self._collect_states(0, self._demotion.drop)
             return dropped
         spare = self._recalls.take_spare(self._recalls.num_spare)
         dropped = self._cache.evict(self._cache.num_evictable)
         self._demotion.drop(dropped.tolist())
+        self._collect_states(0 if self._states is None else self.num_snapshots, self._demotion.drop)
         self._host.clear()
         return np.concatenate([np.array(spare, np.int32), dropped])
 
     def probe(self, tokens: Int32, namespace: Namespace = None) -> Probe:
         """Ask device and tiers, the remote store too, how much of these tokens they have; copies nothing."""
-        return self._recalls.probe(tokens, namespace, self.keys_of(tokens, namespace))
+        return self._recalls.probe(tokens, namespace, self._keys(tokens, namespace))
 
     def num_near(self, tokens: Int32, namespace: Namespace = None) -> int:
-        """Return the tokens of the longest prefix on the device, the host and the disk; asks no remote store."""
-        return self._recalls.num_near(tokens, namespace, self.keys_of(tokens, namespace)) * self._page_size
+        """Return the tokens of the longest prefix on the device, the host and the disk; asks no remote store.
+
+        With states of recurrent layers, that of the longest one with a state at its end.
+        """
+        return self._recalls.num_near(tokens, namespace, self._keys(tokens, namespace)) * self._page_size
 
     def num_found(self, probe: Probe) -> int | None:
         """Return the tokens of the longest prefix that a probe has found, never waiting.
@@ -477,8 +566,9 @@ class TieredIndex:
         return None if num_pages is None else num_pages * self._page_size
 
     def keys_of(self, tokens: Int32, namespace: Namespace = None) -> list[bytes]:
-        """Return the keys of the whole pages of these tokens, for `unstored`."""
-        return self._chain.extend(self._chain.root(namespace), tokens)
+        """Return the keys of the whole pages of these tokens and of the states at their ends, for `unstored`."""
+        keys = self._keys(tokens, namespace)
+        return keys if self._states is None else [*keys, *map(self._states.mark_of, keys)]
 
     def unstored(self) -> set[bytes]:
         """Return the keys of the pages that are on their way to the stores; those of a copy that failed are not."""
@@ -490,16 +580,19 @@ class TieredIndex:
         Copying from the stores to the host starts at once. Call `advance` until the recall is over, or `cancel` it. Its
         copies go before those of recalls of lower priority that have not begun.
         """
-        keys = self._chain.extend(self._chain.root(namespace), tokens)
-        return self._recalls.begin(tokens, namespace, keys, priority=priority)
+        return self._recalls.begin(tokens, namespace, self._keys(tokens, namespace), priority=priority)
 
-    def advance(self, recall: Recall, take: Take, *, priority: int | None = None) -> bool:
+    def advance(
+        self, recall: Recall, take: Take, *, take_state: TakeState | None = None, priority: int | None = None
+    ) -> bool:
         """Do the next due work of a recall; never waits.
 
         Args:
             recall: A recall under way.
             take: Given a number n, returns n free device pages, which then belong to the index. It may call `evict`. It
                 returns None if it has no pages to spare; the recall then tries again at the next call.
+            take_state: The same for the place of a state; it may call `evict_snapshots`. Without it, no prefix comes
+                back if layers are recurrent.
             priority: New priority of the copies that are not queued yet; None: unchanged.
 
         Returns:
@@ -507,7 +600,7 @@ class TieredIndex:
             over, or has no pages to load to.
         """
         self.poll()
-        return self._recalls.advance(recall, take, priority=priority)
+        return self._recalls.advance(recall, take, take_state=take_state, priority=priority)
 
     def cancel(self, recall: Recall) -> None:
         """Cancel a recall and return at once; `evict` returns its device pages when no copy uses them any more."""
@@ -560,6 +653,12 @@ class TieredIndex:
             self._call("check")
         num_filling = self._demotion.num_slots + sum(index._recalls.num_slots for index in self._open)
         assert self._host.num_taken == num_filling, f"{self._host.num_taken} slots are taken, {num_filling} are in use"
+
+    def _keys(self, tokens: Int32, namespace: Namespace) -> list[bytes]:
+        return self._chain.extend(self._chain.root(namespace), tokens)
+
+    def _parts_of(self, place: int) -> list[int]:
+        return [] if self._states is None else self._states.parts_of(place)
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method that not every cache of the device has."""

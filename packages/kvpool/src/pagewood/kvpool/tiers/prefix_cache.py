@@ -1,7 +1,7 @@
 """The interface that a tiered index requires of the device's prefix cache, and the handles that the index returns."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pagewood.kvpool.tiers.pages.arrays import Int32
 from pagewood.kvpool.tiers.pages.keys import Namespace
@@ -80,6 +80,36 @@ class PrefixCache(Protocol):
 
     def evict(self, num_pages: int) -> Int32:
         """Disown up to `num_pages` unlocked pages and return them."""
+        ...
+
+
+@runtime_checkable
+class SnapshotCache(PrefixCache, Protocol):
+    """A prefix cache that owns places of states at the ends of prefixes, as `pagewood.radixcache.RadixCache` does."""
+
+    @property
+    def num_snapshots(self) -> int:
+        """Number of places that it owns."""
+        ...
+
+    def match(self, tokens: Int32, namespace: Namespace = None, *, needs_snapshot: bool = False) -> Match:
+        """Find the longest cached prefix, if need be with a state at its end; this counts as a use."""
+        ...
+
+    def peek(self, tokens: Int32, namespace: Namespace = None, *, needs_snapshot: bool = False) -> Match:
+        """Find the same; this does not count as a use."""
+        ...
+
+    def attach(self, node: Any, snapshot: int) -> bool:
+        """Adopt the place of the state at the end of a prefix; return False if the prefix has a state already."""
+        ...
+
+    def snapshot(self, node: Any) -> int | None:
+        """Return the place of the state at the end of a prefix, or None."""
+        ...
+
+    def evict_snapshots(self, num_snapshots: int) -> Int32:
+        """Disown the places of prefixes that are gone, and further ones up to `num_snapshots`, and return them."""
         ...
 
 

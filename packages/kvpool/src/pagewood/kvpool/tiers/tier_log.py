@@ -146,15 +146,17 @@ class TierLog:
             parent = page.name
 
     def entered(self, keys: Iterable[bytes]) -> None:
-        """Record that described pages are on the device."""
+        """Record that described pages are on the device; other keys are of states, which readers do not know."""
         for key in keys:
-            self._pages[key].is_on_device = True
+            if key in self._pages:
+                self._pages[key].is_on_device = True
 
     def left(self, keys: Iterable[bytes]) -> None:
         """Record that pages are no longer on the device."""
         for key in keys:
-            self._pages[key].is_on_device = False
-            self._touched[key] = None
+            if key in self._pages:
+                self._pages[key].is_on_device = False
+                self._touched[key] = None
 
     def read(self) -> list[PagesStored | PagesRemoved]:
         """Return the changes since the last call."""

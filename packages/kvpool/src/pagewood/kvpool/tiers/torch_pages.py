@@ -17,6 +17,7 @@ import torch
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers.pages.arrays import Bytes, page_aligned_zeros
 from pagewood.kvpool.tiers.pages.device import ArrayPages, DevicePages
+from pagewood.kvpool.tiers.pages.states import StatePages
 
 # Largest device memory that a copy uses for page images at a time.
 _CHUNK_BYTES = 64 * 2**20
@@ -39,6 +40,12 @@ def device_pages(memory: PageMemory, *, after: torch.cuda.Stream | None = None) 
         return ArrayPages([[block.numpy() for block in blocks] for blocks in layers])
     out, into = (CUDACopyStream(memory.device, after=after) for _ in range(2))
     return StagedPages(layers, out=out, into=into)
+
+
+def with_states(pages: DevicePages, states: PageMemory) -> StatePages:
+    """Return pages together with the states of recurrent layers in memory on a CPU, a page of it for each place."""
+    layers = [states.blocks(layer) for layer in range(states.layout.num_layers)]
+    return StatePages(pages, [[block.numpy() for block in blocks] for blocks in layers])
 
 
 def pinned_memory(num_pages: int, page_bytes: int) -> Bytes:

@@ -194,7 +194,8 @@ def _memory(families: Families, facts: Facts) -> None:
     )  # fmt: skip
     families.counter("kv_evicted_tokens", "Cached tokens that were evicted.", found.num_evicted_pages * model.page_size)
     families.counter(
-        "tier_tokens", "Tokens copied between the tiers of the cache, by what happened to them.",
+        "tier_tokens",
+        "Tokens copied between the tiers of the cache, by what happened to them; a state counts as the pages it fills.",
         [({"event": name.removeprefix("num_")}, num * model.page_size) for name, num in found.tiers.items()],
     )  # fmt: skip
 

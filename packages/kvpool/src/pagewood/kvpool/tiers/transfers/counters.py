@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, kw_only=True)
 class TierCounters:
-    """Numbers of pages since the index was created.
+    """Numbers of pages since the index was created; a state counts as the pages that it fills.
 
     Attributes:
         num_demoted: Pages copied from the device to the host.

@@ -1,0 +1,111 @@
+"""States of recurrent layers among the pages of a device: to the tiers, a state is a few more pages."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.pages.device import DevicePages
+from pagewood.kvpool.tiers.pages.keys import KEY_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """Bytes of an array that are in one part of a state."""
+
+    array: Bytes  # contents written by: states
+    of_array: slice
+    of_part: slice
+
+
+class StatePages:
+    """The pages of a device, and the states of its recurrent layers as parts of the size of a page.
+
+    The image of a state is the concatenation of its arrays in all layers, cut into parts; zeros fill the last part. A
+    part has a number below 0 as its id, and a key that follows from the key of the page at whose end the state is. So
+    all that has pages by id or by key has states, too, and one budget is for both. A state that lacks a part is of no
+    use, but it is never taken for a whole one: each part has a key and a checksum of its own.
+
+    Invariant: part `i` of the state in place `p` has the id `-1 - (p * num_parts + i)`.
+
+    Args:
+        pages: The pages.
+        layers: For each recurrent layer its arrays, `[num_places, num_bytes] uint8` each, contiguous within a place.
+
+    Raises:
+        ValueError: `layers` has no arrays, or pages have no bytes.
+
+    Attributes:
+        page_bytes: Size of a page, and of a part of a state, in bytes.
+        num_parts: Parts of a state.
+    """
+
+    __slots__ = ("_pages", "_pieces", "num_parts", "page_bytes")
+
+    def __init__(self, pages: DevicePages, layers: Sequence[Sequence[Bytes]]) -> None:
+        arrays = [array for arrays in layers for array in arrays]
+        self._pages = pages
+        self.page_bytes = size = pages.page_bytes  # written by: __init__
+        if not arrays or size < 1:
+            raise ValueError(f"layers must have arrays, and pages bytes, got {len(arrays)} arrays and {size} bytes")
+        # By part, what is in it.
+        self._pieces: list[list[_Piece]] = []
+        at = 0
+        for array in arrays:
+            first, end = 0, array.shape[1]
+            while first < end:
+                if at % size == 0:
+                    self._pieces.append([])
+                num = min(end - first, size - at % size)
+                of_part = slice(at % size, at % size + num)
+                self._pieces[-1].append(_Piece(array=array, of_array=slice(first, first + num), of_part=of_part))
+                first, at = first + num, at + num
+        self.num_parts = len(self._pieces)  # written by: __init__
+
+    def parts_of(self, place: int) -> list[int]:
+        """Return the ids of the parts of the state in a place."""
+        first = -1 - place * self.num_parts
+        return list(range(first, first - self.num_parts, -1))
+
+    def keys_of(self, key: bytes) -> list[bytes]:
+        """Return the keys of the parts of the state at the end of the page with the key `key`."""
+        return [_key(key, part) for part in range(self.num_parts)]
+
+    def mark_of(self, key: bytes) -> bytes:
+        """Return the last of these keys. Parts are copied in their order, so a tier that has it has most likely all."""
+        return _key(key, self.num_parts - 1)
+
+    def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
+        """Copy pages and parts of states out: `pages[i]` to `memory[slots[i]]`."""
+        others: tuple[list[int], list[int]] = ([], [])
+        for page, slot in zip(pages, slots, strict=True):
+            if page >= 0:
+                others[0].append(page)
+                others[1].append(slot)
+                continue
+            place, part = divmod(-1 - page, self.num_parts)
+            pieces, row = self._pieces[part], memory[slot]
+            for piece in pieces:
+                row[piece.of_part] = piece.array[place, piece.of_array]
+            row[pieces[-1].of_part.stop :] = 0
+        if others[0]:
+            self._pages.read(others[0], memory, others[1])
+
+    def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
+        """Copy pages and parts of states in, the latter first: a layer has arrived when its states and pages have."""
+        others: tuple[list[int], list[int]] = ([], [])
+        for page, slot in zip(pages, slots, strict=True):
+            if page >= 0:
+                others[0].append(page)
+                others[1].append(slot)
+                continue
+            place, part = divmod(-1 - page, self.num_parts)
+            for piece in self._pieces[part]:
+                piece.array[place, piece.of_array] = memory[slot, piece.of_part]
+            arrived(0)
+        if others[0]:
+            self._pages.write(others[0], memory, others[1], arrived)
+
+
+def _key(key: bytes, part: int) -> bytes:
+    return blake2b(key, digest_size=KEY_BYTES, salt=part.to_bytes(8, "little"), person=b"state").digest()
