@@ -15,67 +15,20 @@ import numpy as np
 import pytest
 
 from pagewood.engine import EngineConfig, SamplingParams
-from pagewood.engine.api import Abort, Delta, FinishReason, PoolingParams, RequestOptions, Submit
+from pagewood.engine.api import Abort, FinishReason, PoolingParams, RequestOptions
 from pagewood.engine.assembly.tiers.lower_caches import TieredCaches
-from pagewood.engine.build import build_engine
-from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.core.queue import publishing, waiting
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage
 from pagewood.kvpool.tiers import SharedFolder
 from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.stores.segments import read_table
+from sides import GREEDY, Side
 
 PAGE = 16
-GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, seed=7, max_tokens=8, ignore_eos=True)
 LENGTH = 150
 NUM_WHOLE = (LENGTH - 1) // PAGE * PAGE
-
-
-class Side:
-    """An engine with the embedded model, which works when a test says so."""
-
-    def __init__(self, **options: Any) -> None:
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
-        self.place: str = options.get("remote_cache") or ""
-        chosen: dict[str, Any] = {"max_total_tokens": 1024, "chunked_prefill_size": 32, "num_threads": 1, **options}
-        config = EngineConfig(**chosen)
-        self.engine: Engine = build_engine(config, inbox=self.inbox, outbox=self.outbox)
-        self.pending: Pending | None = None
-        self.tokens: dict[str, list[int]] = {}
-        self.ends: dict[str, Delta] = {}
-
-    @property
-    def num_computed(self) -> int:
-        return self.engine.counters().num_tokens
-
-    def submit(self, name: str, prompt: list[int], sampling: SamplingParams = GREEDY, **options: Any) -> None:
-        tokens = np.array(prompt, "<i4").tobytes()
-        self.inbox.put(Submit.of(RequestOptions(sampling=sampling, **options), request_id=name, tokens=tokens))
-
-    def step(self) -> None:
-        self.pending = self.engine.advance(self.pending)
-        for delta in self.outbox.take():
-            self.tokens.setdefault(delta.request_id, []).extend(delta.tokens)
-            if delta.finish is not None:
-                self.ends[delta.request_id] = delta
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + 60
-        while not holds():
-            assert time.monotonic() < deadline_s, f"ended: {self.ends}"
-            self.step()
-
-    def answer(self, name: str, prompt: list[int], sampling: SamplingParams = GREEDY, **options: Any) -> list[int]:
-        """Answer one prompt to its end."""
-        self.submit(name, prompt, sampling, **options)
-        self.until(lambda: name in self.ends)
-        while self.pending is not None:
-            self.step()
-        assert self.engine.violation() is None
-        return self.tokens[name]
 
 
 def prompt(seed: int, n: int = LENGTH) -> list[int]:

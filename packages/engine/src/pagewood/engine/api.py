@@ -910,8 +910,8 @@ class EngineConfig:
     """Evicted tokens that the prefix cache remembers, so that explanations know what was evicted; 4 bytes each, and a
     little more for each run of them. It needs `prefix_cache`."""
     host_cache_gb: float | None = None
-    """Host memory for evicted KV, in units of 1e9 bytes, on each of `nnodes`; None: no host cache. For a CUDA device it
-    is pinned, and allocated at start."""
+    """Host memory for evicted KV and states of recurrent layers, in units of 1e9 bytes, on each of `nnodes`; None: no
+    host cache. For a CUDA device it is pinned, and allocated at start."""
     disk_cache_path: str | None = None
     """Folder on a disk for evicted KV, which survives the process; None: no disk cache. It needs a host cache."""
     disk_cache_gb: float | None = None

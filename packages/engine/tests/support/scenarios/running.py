@@ -57,10 +57,15 @@ T = TypeVar("T")
 MakeCaches = Callable[[NDArray[np.uint64], int], Callable[[], PrefixCache]]
 """(KV memory `[num_pages * page_size] uint64`, page size) -> a function that makes prefix caches for that memory."""
 
+MakeCachesOfStates = Callable[[NDArray[np.uint64], int, NDArray[np.uint64]], Callable[[], PrefixCache]]
+"""The same with memory of states `[num_states, STATE_WORDS]`."""
+
 MakeFramedCaches = Callable[[NDArray[np.uint64], int, PageGroups], Callable[[], PrefixCache]]
 """The same for memory of frames, and the groups that know them."""
 
 _EOS = 0
+STATE_WORDS = 5
+"""Words of a state, so that it fills several pages if these are short."""
 _REFUSALS: Mapping[str | None, Callable[[EngineConfig], bool]] = {
     "queue_timeout": lambda config: config.max_queue_s is not None,
     "queue_full": lambda config: config.max_queued is not None,
@@ -122,6 +127,7 @@ def run_scenario(
     after_step: Callable[[Engine], None] | None = None,
     make_caches: MakeCaches | None = None,
     make_framed_caches: MakeFramedCaches | None = None,
+    make_caches_of_states: MakeCachesOfStates | None = None,
     make_runner: MakeRunner | None = None,
 ) -> Report:
     """Run a scenario to its end; every answer must equal that of the sequential oracle.
@@ -131,6 +137,7 @@ def run_scenario(
         after_step: another check, called after every step.
         make_caches: for prefix caches that copy KV memory; None: the configured cache.
         make_framed_caches: the same for a scenario whose layers have windows.
+        make_caches_of_states: the same for a scenario whose layers are recurrent.
         make_runner: makes another runner of the echo model, whose tokens must not depend on seeds; None: an
             `EchoRunner` with the faults of the scenario.
 
@@ -140,7 +147,7 @@ def run_scenario(
         AssertionError: a wrong token, a wrong end, broken accounting, or no progress.
         RunnerLostError: ranks differ.
     """
-    run = _Run(scenario, make_caches, make_framed_caches, make_runner)
+    run = _Run(scenario, make_caches, make_framed_caches, make_caches_of_states, make_runner)
     try:
         return run.to_the_end(after_step)
     except RunnerLostError:
@@ -227,6 +234,7 @@ class _Run:
         scenario: Scenario,
         make_caches: MakeCaches | None,
         make_framed_caches: MakeFramedCaches | None,
+        make_caches_of_states: MakeCachesOfStates | None,
         make_other_runner: MakeRunner | None,
     ) -> None:
         self._scenario = scenario
@@ -235,6 +243,7 @@ class _Run:
         """Positions that a token sees, itself included; None: all."""
         page_size = scenario.config.page_size
         self._memory = np.empty(scenario.num_pages * len(scenario.windows) * page_size, np.uint64)
+        self._states = np.empty((scenario.num_states, STATE_WORDS), np.uint64)
         self._inbox = MemoryInbox()
         self._outbox = MemoryOutbox()
         self._runner: WatchedRunner | None = None
@@ -284,6 +293,8 @@ class _Run:
         if make_framed_caches is not None:
             assert isinstance(allocator, PageGroups)
             make_cache = make_framed_caches(self._memory, page_size, allocator)
+        if make_caches_of_states is not None:
+            make_cache = make_caches_of_states(self._memory, page_size, self._states)
         self._engine = assemble(
             scenario.config,
             drafting=self._drafting if scenario.max_drafts else None,
@@ -393,6 +404,7 @@ class _Run:
             leaves_out=self._scenario.leaves_out,
             requests=self._requests_with_rows,
             num_states=self._scenario.num_states,
+            state_memory=self._states,
             adapters=self._adapters.contents.__getitem__ if self._scenario.config.max_adapters else None,
         )
         self._runner = FaultyRunner(
@@ -406,7 +418,7 @@ class _Run:
             return runner
 
         def make_noted(segment: Segment, rank: int) -> NotedRunner:
-            own = runner if rank == 0 else make_echo(held_pages=None, memory=None, requests=None)
+            own = runner if rank == 0 else make_echo(held_pages=None, memory=None, state_memory=None, requests=None)
             return NotedRunner(own, StepNotes(segment, rank))
 
         group = ThreadRanks(self._scenario.num_ranks, make_noted)
@@ -674,7 +686,10 @@ class _Run:
         assert last.finish is FinishReason.STOP
         vector = np.frombuffer(last.vector, "<f4")
         adapter, start = self._adapter_of(arrival)
-        expected = oracle_vector(prompt, pooling, window=self._window, adapter=adapter or 0, start=start)
+        expected = oracle_vector(
+            prompt, pooling, window=self._window, adapter=adapter or 0, start=start,
+            has_states=self._scenario.num_states > 0,
+        )  # fmt: skip
         assert vector.shape == expected.shape
         assert np.allclose(vector, expected, rtol=1e-6, atol=0), f"request {name}: {pooling} of {len(prompt)} tokens"
         assert (last.num_prompt_tokens, last.num_output_tokens) == (len(prompt), 0)

@@ -90,8 +90,15 @@ class RecordedCache:
         self._answered("recall", found is not None)
         return found
 
-    def advance(self, recall: Any, take: Callable[[int], Int32 | None], *, priority: int | None = None) -> bool:
-        """Continue a recall."""
+    def advance(
+        self,
+        recall: Any,
+        take: Callable[[int], Int32 | None],
+        *,
+        take_state: Callable[[], int | None] | None = None,
+        priority: int | None = None,
+    ) -> bool:
+        """Continue a recall; states of recurrent layers are not recorded."""
         takes: list[int] = []
 
         def taken(n: int) -> Int32 | None:
@@ -141,6 +148,7 @@ class _Insertion:
 @dataclass(slots=True)
 class _Recall:
     is_over: bool = False  # written by: recorded_tiers
+    num_known: int = 0
 
 
 class ReplayedCache:
@@ -205,7 +213,14 @@ class ReplayedCache:
         """Return a recall if there was one."""
         return _Recall() if self._answer("recall") else None
 
-    def advance(self, recall: _Recall, take: Callable[[int], Int32 | None], *, priority: int | None = None) -> bool:
+    def advance(
+        self,
+        recall: _Recall,
+        take: Callable[[int], Int32 | None],
+        *,
+        take_state: Callable[[], int | None] | None = None,
+        priority: int | None = None,
+    ) -> bool:
         """Take the pages that were taken."""
         is_coming, recall.is_over, takes = self._answer("advance") or (False, True, ())
         for n in takes:

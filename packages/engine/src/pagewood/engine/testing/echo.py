@@ -166,6 +166,8 @@ class EchoRunner:
             no adapters.
         num_states: places of states, as if layers were recurrent: what follows a text then depends on a state, too,
             which is a hash of the KV in its order. 0: there are none.
+        state_memory: `[num_states, words] uint64`, the memory of states, each as often as there are words; None:
+            allocate it.
     """
 
     def __init__(
@@ -188,10 +190,12 @@ class EchoRunner:
         answer: Callable[[tuple[int, ...]], Sequence[int]] | None = None,
         adapters: Callable[[int], int] | None = None,
         num_states: int = 0,
+        state_memory: _UInt64 | None = None,
     ) -> None:
         self._adapters = adapters
-        self._states = [int(_GARBAGE)] * num_states
+        self._states = np.empty((num_states, 1), np.uint64) if state_memory is None else state_memory
         """The state in each place."""  # contents written by: echo
+        self._states.fill(_GARBAGE)
         self.weights = 0
         """What the model is made of; it changes the KV and the tokens of later computations."""  # written by: running
         self._slots_of_rows: dict[int, tuple[int, int]] = {}
@@ -312,7 +316,7 @@ class EchoRunner:
             else:
                 self._write(row, start, kv)
             states = [0] * count
-            if self._states:
+            if len(self._states):
                 states = self._advance_state(batch, grant, kv, left, is_broken=grant in broken)
             if grant in pooled:
                 vectors.append(self._pool(kv, past, states, start, *pooled[grant], is_broken=grant in broken))
@@ -356,7 +360,7 @@ class EchoRunner:
         All grants of a step read before any writes, so none may read what another one leaves.
         """
         source, own = int(batch.states[grant, 0]), int(batch.states[grant, 1])
-        states = _states_of(kv, 0 if source < 0 else self._states[source])
+        states = _states_of(kv, 0 if source < 0 else self._state_in(source))
         if is_broken:
             states = [int(_GARBAGE)] * len(kv)
         entries: list[list[int]] = batch.state_copies.tolist()
@@ -368,6 +372,11 @@ class EchoRunner:
         assert not others & {*places}, f"grant {grant} leaves a state where another one reads"
         left |= {own: states[-1], **copies}
         return states
+
+    def _state_in(self, place: int) -> int:
+        """Return the state in a place; one of which only a part is there is no state."""
+        first, *others = self._states[place].tolist()
+        return int(_GARBAGE) if any(other != first for other in others) else first
 
     def _pool(
         self, kv: _UInt64, past: _UInt64, own: Sequence[int], start: int, first: int, num: int, *, is_broken: bool

@@ -258,7 +258,14 @@ def _engine(
         info=info,
         make_runner=make_runner,
         make_cache=tiered_cache(
-            config, parts.digest, memory, mark=mark, frames=frames, part=part, by_request=by_request
+            config,
+            parts.digest,
+            memory,
+            mark=mark,
+            states=rank.state_memory,
+            frames=frames,
+            part=part,
+            by_request=by_request,
         ),
         allocator=allocator,
         drafting=control,

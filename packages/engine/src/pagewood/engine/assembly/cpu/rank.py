@@ -273,6 +273,11 @@ class CPURank:
         return self._beside
 
     @property
+    def state_memory(self) -> PageMemory | None:
+        """The memory of the states of recurrent layers; None: there are none."""
+        return self._states
+
+    @property
     def announces_pages(self) -> bool:
         """See `EngineInfo.announces_pages`."""
         return self._drafter is not None and self.has_frames
@@ -507,7 +512,7 @@ def _head_of(found: FoundDrafter, folder: Path) -> HeadConfig | None:
 def _groups(config: EngineConfig, model: ModelConfig, *, has_drafter: bool) -> LayerGroups:
     """Return the groups of layers whose memory is given back apart."""
     whole = model.groups(max_length=1)  # one, in which layers may share the memory of others
-    if config.enable_dp_attention:
+    if config.enable_dp_attention or model.states is not None:  # a hit is measured by its state, not by its windows
         return whole
     groups = model.groups(max_length=min(config.max_length or model.max_position, model.max_position))
     if groups.windows == (None,):

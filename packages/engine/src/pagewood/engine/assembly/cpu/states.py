@@ -60,10 +60,14 @@ def _check(config: EngineConfig) -> None:
     """Refuse what recurrent layers cannot be combined with."""
     refused: list[tuple[str, object, object]] = [
         ("speculative", config.speculative, "off"),
-        ("host_cache_gb", config.host_cache_gb, None),  # lower tiers come with it
         ("tensor_parallel_size", config.tensor_parallel_size, 1),
         ("pipeline_parallel_size", config.pipeline_parallel_size, 1),
     ]
     for name, value, off in refused:
         if value != off:
             raise ValueError(f"{name} must be {off} for models with recurrent layers, got {value}")
+    if config.host_cache_gb is not None and (config.num_ranks > 1 or config.decision_log is not None):
+        raise ValueError(  # a host copies the states of one rank, and a replay would not know when copies end
+            f"host_cache_gb must be None for models with recurrent layers on several ranks or with a decision log, "
+            f"got {config.host_cache_gb}"
+        )

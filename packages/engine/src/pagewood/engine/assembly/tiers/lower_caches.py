@@ -44,7 +44,7 @@ from pagewood.kvpool.tiers import (
 )
 from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.pages.device import ChainedPages, DevicePages
-from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory
+from pagewood.kvpool.tiers.torch_pages import device_pages, pinned_memory, with_states
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +105,7 @@ class TieredCaches:
         page_size: tokens per page.
         fingerprint: identifies the model, to which KV on disk and in the shared cache belongs. If it is not known yet,
             these caches are opened later, and are empty until then.
+        states: memory of the states of recurrent layers, by place; None: there are none. Then all ranks are one.
         frames: of pages, if `memory` is that of frames; None: it is that of whole pages.
         whole: the pages of all ranks on devices, of which `memory` is a part; None: it is that of all ranks.
         part: what `memory` is of the pages of several hosts; None: there is one host.
@@ -112,8 +113,8 @@ class TieredCaches:
             only. These ranks share tiers; each rank of another host has its own.
 
     Raises:
-        ValueError: a budget is less than a page, or more than the memory that can be pinned for a GPU, or the disk
-            cannot be used.
+        ValueError: a budget is less than a page, and a state if there are states, or more than the memory that can be
+            pinned for a GPU, or the disk cannot be used.
     """
 
     __slots__ = ("_config", "_device", "_frames", "_last", "_lower", "_page_size")
@@ -125,6 +126,7 @@ class TieredCaches:
         memory: PageMemory,
         page_size: int,
         fingerprint: bytes | Fingerprint,
+        states: PageMemory | None = None,
         frames: Frames | None = None,
         whole: WholePages | None = None,
         part: HostPart | None = None,
@@ -144,7 +146,10 @@ class TieredCaches:
                 host_page_bytes = part.host_page_bytes
             if not part.has_whole_pages:
                 layout = f"{layout} from rank {rank} on, of {config.num_ranks}"
-        num_host_pages = num_images(config, host_page_bytes)
+        num_parts = 0
+        if states is not None:
+            num_parts, layout = -(-states.layout.bytes_per_page // page_bytes), f"{layout} {states.layout}"
+        num_host_pages = num_images(config, host_page_bytes, num_parts=num_parts)
         if whole is not None:
             host_memory = whole.images
         else:
@@ -158,18 +163,22 @@ class TieredCaches:
         _log.info("host cache: %d pages", num_host_pages)
         if config.disk_cache_path is not None and config.disk_cache_gb is not None:
             path = Path(config.disk_cache_path) / f"shard-{rank}.pages"
-            num_pages = _num_pages("disk_cache_gb", config.disk_cache_gb, host_page_bytes)
+            num_pages = _num_pages("disk_cache_gb", config.disk_cache_gb, host_page_bytes, num_parts)
             stores["disk"] = _opened(
                 lambda identity: _disk_store(path, page_bytes=page_bytes, num_pages=num_pages, fingerprint=identity),
                 fingerprint, layout=layout, name=f"the disk cache {path}",
             )  # fmt: skip
         if config.remote_cache is not None:
             place, budget_gb = config.remote_cache, config.remote_cache_gb
-            num_shared = 0 if budget_gb is None else _num_pages("remote_cache_gb", budget_gb, host_page_bytes)
+            num_shared = 0
+            if budget_gb is not None:
+                num_shared = _num_pages("remote_cache_gb", budget_gb, host_page_bytes, num_parts)
             make = shared_store(place, num_bytes=num_shared * page_bytes, page_bytes=page_bytes)
             stores["remote"] = _opened(make, fingerprint, layout=layout, name=f"the shared cache {place}")
             _log.info("shared cache: %s", place)
         self._device = device_pages(memory) if whole is None else whole.pages
+        if states is not None:
+            self._device = with_states(self._device, states)
         others: list[tuple[RankedPages, _Lower]] = []
         if part is not None and part.group is not None:
             if part.has_whole_pages:
@@ -308,6 +317,7 @@ def tiered_cache(
     memory: PageMemory,
     *,
     mark: str = "",
+    states: PageMemory | None = None,
     frames: Frames | None = None,
     whole: WholePages | None = None,
     part: HostPart | None = None,
@@ -322,8 +332,8 @@ def tiered_cache(
         return None
     identity = _identity(config, digest, mark)
     return TieredCaches(
-        config, memory=memory, page_size=config.page_size, fingerprint=identity, frames=frames, whole=whole, part=part,
-        by_request=by_request,
+        config, memory=memory, page_size=config.page_size, fingerprint=identity, states=states, frames=frames,
+        whole=whole, part=part, by_request=by_request,
     ).make  # fmt: skip
 
 
@@ -384,17 +394,26 @@ def _disk_store(path: Path, *, page_bytes: int, num_pages: int, fingerprint: byt
     return disk
 
 
-def _num_pages(name: str, budget_gb: float, page_bytes: int) -> int:
+def _num_pages(name: str, budget_gb: float, page_bytes: int, num_parts: int = 0) -> int:
     num_pages = int(budget_gb * _GB) // page_bytes
-    if num_pages < 1:
-        raise ValueError(f"{name} must hold at least one page of {page_bytes / _GB:.6f}e9 bytes, got {budget_gb}")
+    if num_pages < 1 + num_parts:
+        what = f"one page of {page_bytes / _GB:.6f}e9 bytes"
+        if num_parts:
+            what += f" and a state of {num_parts * page_bytes / _GB:.6f}e9"
+        raise ValueError(f"{name} must hold at least {what}, got {budget_gb}")
     return num_pages
 
 
-def num_images(config: EngineConfig, page_bytes: int) -> int:
-    """Return how many pages the host cache has room for; ValueError if there is none."""
+def num_images(config: EngineConfig, page_bytes: int, *, num_parts: int = 0) -> int:
+    """Return how many pages the host cache has room for; ValueError if there is none, or none beside a state.
+
+    Args:
+        config: with a host cache.
+        page_bytes: of a page.
+        num_parts: pages that a state fills; 0: there are no states.
+    """
     assert config.host_cache_gb is not None
-    return _num_pages("host_cache_gb", config.host_cache_gb, page_bytes)
+    return _num_pages("host_cache_gb", config.host_cache_gb, page_bytes, num_parts)
 
 
 def check_available(num_bytes: int) -> None:

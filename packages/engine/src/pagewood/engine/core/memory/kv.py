@@ -117,8 +117,18 @@ class TieredCache(PrefixCache, Protocol):
         """
         ...
 
-    def advance(self, recall: Any, take: Callable[[int], Int32 | None], *, priority: int | None = None) -> bool:
-        """Continue without waiting; return whether to call again later. `take` gives pages to the cache, or None."""
+    def advance(
+        self,
+        recall: Any,
+        take: Callable[[int], Int32 | None],
+        *,
+        take_state: Callable[[], int | None] | None = None,
+        priority: int | None = None,
+    ) -> bool:
+        """Continue without waiting; return whether to call again later.
+
+        `take` gives pages to the cache, or None, and `take_state` the place of a state.
+        """
         ...
 
     def cancel(self, recall: Any) -> None:
@@ -497,6 +507,10 @@ class KVSpace:
             self._allocator.free(self.cache.evict(n - self.groups.num_free_ids))
             self.epoch += 1
         return self.groups.alloc_for_hit(n)
+
+    def take_state(self) -> int | None:
+        """Return a place for the state at the end of a prefix, owned by the caller, or None if there is none."""
+        return None if self.states is None or self.snapshots is None else self.states.lend(self.snapshots)
 
     def note_recalled(self) -> None:
         """Note that a recall has given pages to the cache."""

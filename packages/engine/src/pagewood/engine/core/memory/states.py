@@ -184,6 +184,18 @@ class StatePlaces:
         held = self._held.pop(request)
         self._free += [held.own, *(place for _, place in held.copies)]
 
+    def lend(self, cache: SnapshotCache) -> int | None:
+        """Return a place for a state that comes back from a lower tier, which the cache owns from now on, or None.
+
+        One place stays free, or with a request that frees it when it ends: if the cache owned all, and kept the state
+        for a request that waits, that request could never begin.
+        """
+        num_held = len(self._held)
+        num_lacking = max(1, 2 - num_held) - len(self._free)
+        if num_lacking > 0:
+            self._free += cache.evict_snapshots(num_lacking).tolist()
+        return self._free.pop() if self._free and len(self._free) + num_held >= 2 else None
+
     def reclaim(self, cache: SnapshotCache) -> None:
         """Take back all places of the cache that no request is about to read."""
         self._free += cache.evict_snapshots(cache.num_snapshots).tolist()

@@ -490,32 +490,42 @@ class WaitingQueue:
             return space.take(n, num_available=num_missing + num_reserved)
 
         self._recalling[request.arrival] = request, self._kv.num_missing(request, request.num_matched)
-        is_coming = tiers.advance(entry.recall, take, priority=request.priority)
+        is_coming = tiers.advance(entry.recall, take, take_state=space.take_state, priority=request.priority)
         if entry.recall.is_over:
+            num_known = entry.recall.num_known
             self._end_recall(request)
             space.note_recalled()  # the tokens that have arrived can be matched
-            return self._awaits(request, entry, now_s)
+            return self._awaits(request, entry, now_s, num_known)
         return is_coming
 
     def end_copies(self) -> None:
         """Let the cache have what was copied back for requests that a pass did not reach.
 
-        They get memory when they are reached, but one before them may wait for the very pages that their copies hold.
+        They get memory when they are reached, but one before them may wait for the very pages that their copies hold,
+        or for the place that is kept for them as long as copies are under way.
         """
-        for arrival in self._recalling:
+        for arrival in [*self._recalling]:
             recall, space = self._entries[arrival].recall, self._entries[arrival].searched
             if recall is not None and not recall.is_over and space is not None and space.tiers is not None:
                 space.tiers.advance(recall, lambda n: None)
                 if recall.is_over:
+                    del self._recalling[arrival]
                     space.note_recalled()
 
-    def _awaits(self, request: Request, entry: _Entry, now_s: float) -> bool:
-        """Return whether to look again for pages that another engine publishes, after all found ones have come."""
+    def _awaits(self, request: Request, entry: _Entry, now_s: float, num_known: int = 0) -> bool:
+        """Return whether to look again for pages that another engine publishes, after all found ones have come.
+
+        Args:
+            request: of this pass.
+            entry: its entry.
+            now_s: time on the engine's clock.
+            num_known: tokens whose pages are there, although a state that makes them of use may be still to come.
+        """
         if not request.awaits_kv or request.num_cached >= 0:  # what it has computed itself is published by no other
             return False
         num_found = self._kv.peek(request)
-        if num_found > entry.num_found:
-            entry.num_found, entry.gives_up_s = num_found, now_s + _NEXT_PAGE_S
+        if max(num_found, num_known) > entry.num_found:
+            entry.num_found, entry.gives_up_s = max(num_found, num_known), now_s + _NEXT_PAGE_S
         if num_found >= self._kv.num_reusable(request):
             entry.gives_up_s = -inf
             return False
