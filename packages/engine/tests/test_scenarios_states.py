@@ -1,7 +1,7 @@
 """The scenarios of `test_scenarios` with a model whose layers have states, in few or many places.
 
 The echo model's state is a hash of all KV in its order, so that a state of another position, or of another text,
-changes the tokens.
+changes the tokens. With drafts it writes copies of drafted positions too, before it knows which drafts stay.
 """
 
 import random
@@ -13,19 +13,23 @@ from hypothesis import strategies as st
 
 from pagewood.engine.core.memory import kv, states
 from pagewood.engine.core.steps import batch_builder
+from pagewood.engine.testing import echo
 from scale import scaled
 from scenarios.drawing import random_scenario, with_states
 from scenarios.extending import extended
 from scenarios.running import Report, run_scenario
-from seeded_faults import Edit, assert_found
+from seeded_faults import Edit, assert_found, slow_ones
 
 KINDS = (
     "adapters", "grammars", "holds", "interruptions", "limits", "log probabilities", "urgency", "vectors"
 )  # fmt: skip
 
 
-def run(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool = False) -> Report:
-    scenario = extended(random_scenario(rng, overlap=overlap), rng, kind, "faults" if has_faults else None)
+def run(
+    rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool = False, has_drafts: bool = False
+) -> Report:
+    scenario = random_scenario(rng, overlap=overlap)
+    scenario = extended(scenario, rng, "drafts" if has_drafts else None, kind, "faults" if has_faults else None)
     return run_scenario(replace(with_states(scenario, rng), is_encoded=rng.random() < 0.3))
 
 
@@ -35,21 +39,42 @@ def run(rng: random.Random, *, overlap: bool, kind: str | None, has_faults: bool
     overlap=st.booleans(),
     kind=st.sampled_from((None, *KINDS)),
     has_faults=st.booleans(),
+    has_drafts=st.booleans(),
 )
-def test_tokens_are_those_of_the_oracle(rng: random.Random, overlap: bool, kind: str | None, has_faults: bool) -> None:
-    run(rng, overlap=overlap, kind=kind, has_faults=has_faults)
+def test_tokens_are_those_of_the_oracle(
+    rng: random.Random, overlap: bool, kind: str | None, has_faults: bool, has_drafts: bool
+) -> None:
+    run(rng, overlap=overlap, kind=kind, has_faults=has_faults, has_drafts=has_drafts)
 
 
+@pytest.mark.parametrize("has_drafts", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_requests_hit_and_are_preempted(overlap: bool) -> None:
-    reports = [run(random.Random(seed), overlap=overlap, kind=None) for seed in range(15)]
+def test_requests_hit_and_are_preempted(overlap: bool, has_drafts: bool) -> None:
+    reports = [run(random.Random(seed), overlap=overlap, kind=None, has_drafts=has_drafts) for seed in range(15)]
     assert sum(report.num_cached_tokens for report in reports) > 0
     assert sum(report.num_preempted for report in reports) > 0
+    assert sum(report.num_drafted - report.num_accepted for report in reports) >= 100 * has_drafts
+    assert sum(report.num_accepted for report in reports) >= 100 * has_drafts
 
 
 FAULTS: dict[str, list[Edit]] = {
     "copy of the position before": [
-        (states.StatePlaces, "of_step", "(index, length - grant.start,", "(index, max(1, length - grant.start - 1),")
+        (states.StatePlaces, "of_step", "copies.append((index, length,", "copies.append((index, length - 1,")
+    ],
+    "copy of a position that a step in flight has": [
+        (
+            states.StatePlaces,
+            "_lengths",
+            "first = end - max(1, grant.num_promised)",
+            "first = grant.request.num_computed",
+        )
+    ],
+    "copy that is asked for once": [
+        (states.StatePlaces, "of_step", "num_computed < length <= end]", "num_computed < length <= end and not length]")
+    ],
+    "drafts stay in the state": [(echo.EchoRunner, "_compute", "states[max(len(yielded[-1]), 1) - 1]", "states[-1]")],
+    "a draft too many stays in the state": [
+        (echo.EchoRunner, "_compute", "max(len(yielded[-1]), 1) - 1", "min(len(yielded[-1]), count - 1)")
     ],
     "copy under a longer prefix": [
         (states.StatePlaces, "offer", "request.cached_ids(0, length)", "request.cached_ids(0, end)")
@@ -74,6 +99,9 @@ FAULTS: dict[str, list[Edit]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", slow_ones(FAULTS, "copy that is asked for once"))
 def test_seeded_faults_are_found(fault: str) -> None:
-    assert_found(FAULTS[fault], lambda seed: run(random.Random(seed), overlap=seed % 3 > 0, kind=None), range(300))
+    def one(seed: int) -> None:
+        run(random.Random(seed), overlap=seed % 3 > 0, kind=None, has_drafts=seed % 2 > 0)
+
+    assert_found(FAULTS[fault], one, range(300))

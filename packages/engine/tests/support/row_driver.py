@@ -157,7 +157,7 @@ class RowDriver:
             sequence.state = sequence.row
             copied = sequence.num_prompt // self._page_size * self._page_size
             if start < copied <= start + count:
-                copies.append((len(grants) - 1, copied - start, self._copy_of(sequence)))
+                copies.append((len(grants) - 1, copied, self._copy_of(sequence)))
         chosen = [work[i][0] for i in sampled]
         admitted = [i for i, (sequence, _) in enumerate(work) if not sequence.is_admitted]
         for i in admitted:

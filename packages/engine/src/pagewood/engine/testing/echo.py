@@ -304,7 +304,8 @@ class EchoRunner:
                 continue
             if promised.get(grant, 0) > 1:
                 guessed = step.guessed.get(indices[grant])
-                count = self._guess(batch, indices[grant], row, start, count) if guessed is None else guessed
+                state = self._state_before(batch, grant)
+                count = self._guess(batch, indices[grant], row, start, count, state) if guessed is None else guessed
             tokens = self._tokens[row, start : start + count]
             assert (tokens >= 0).all(), f"row {row} computes unknown tokens in [{start}, {start + count})"
             positions = np.arange(start, start + count, dtype=np.int32)
@@ -317,7 +318,7 @@ class EchoRunner:
                 self._write(row, start, kv)
             states = [0] * count
             if len(self._states):
-                states = self._advance_state(batch, grant, kv, left, is_broken=grant in broken)
+                states = self._advance_state(batch, grant, start, kv, left, is_broken=grant in broken)
             if grant in pooled:
                 vectors.append(self._pool(kv, past, states, start, *pooled[grant], is_broken=grant in broken))
             if grant not in promised:
@@ -339,6 +340,8 @@ class EchoRunner:
                 yielded[-1].append(token)
                 if not is_draft:
                     break
+            if self._states and num_drafts:
+                left[int(batch.states[grant, 1])] = states[max(len(yielded[-1]), 1) - 1]
         for place, state in left.items():
             self._states[place] = state
         num_rebuilt, self._num_rebuilt = self._num_rebuilt, 0
@@ -353,18 +356,22 @@ class EchoRunner:
         )
 
     def _advance_state(
-        self, batch: Batch, grant: int, kv: _UInt64, left: dict[int, int], *, is_broken: bool
+        self, batch: Batch, grant: int, start: int, kv: _UInt64, left: dict[int, int], *, is_broken: bool
     ) -> list[int]:
-        """Return the state behind each token of a grant, and note in `left` what it leaves.
+        """Return the state behind each token of a grant from `start` on, and note in `left` what it leaves.
 
         All grants of a step read before any writes, so none may read what another one leaves.
         """
-        source, own = int(batch.states[grant, 0]), int(batch.states[grant, 1])
-        states = _states_of(kv, 0 if source < 0 else self._state_in(source))
+        own = int(batch.states[grant, 1])
+        states = _states_of(kv, self._state_before(batch, grant))
         if is_broken:
             states = [int(_GARBAGE)] * len(kv)
         entries: list[list[int]] = batch.state_copies.tolist()
-        copies = {place: states[num - 1] for index, num, place in entries if index == grant}
+        copies = {
+            place: states[length - start - 1]
+            for index, length, place in entries
+            if index == grant and start < length <= start + len(kv)
+        }
         places = [own, *copies]
         others = {int(place) for index, place in enumerate(batch.states[:, 0]) if index != grant}
         assert len({*places}) == len(places), f"grant {grant} leaves two states in one place"
@@ -377,6 +384,11 @@ class EchoRunner:
         """Return the state in a place; one of which only a part is there is no state."""
         first, *others = self._states[place].tolist()
         return int(_GARBAGE) if any(other != first for other in others) else first
+
+    def _state_before(self, batch: Batch, grant: int) -> int:
+        """Return the state before the first position of a grant; 0 if no layer is recurrent."""
+        source = int(batch.states[grant, 0]) if len(self._states) else -1
+        return 0 if source < 0 else self._state_in(source)
 
     def _pool(
         self, kv: _UInt64, past: _UInt64, own: Sequence[int], start: int, first: int, num: int, *, is_broken: bool
@@ -507,14 +519,16 @@ class EchoRunner:
             matcher = by_row[row].matcher
             matcher = None if matcher is None or by_row[row].finish is not None else matcher.copy()
             past, tag = self._drafted(row, start)
+            state = self._state_before(batch, grant)
             count = self._guesses.choice((1, count, count))
             for position in range(start, start + count - 1):
                 past, tag = self._draft_kv(row, position, past, tag)
+                state = self._state_behind(past, state)
                 mask = np.full(-(-self._vocab_size // 32), -1, np.int32)
                 if matcher is not None:
                     matcher.fill(mask)
                 self._allowed[index, position + 1] = read_mask(mask, self._vocab_size)
-                token = self._draw(batch, index, _seen(past, self._window), position + 1)
+                token = self._draw(batch, index, _seen(past, self._window) + state, position + 1)
                 if token is None or self._guesses.random() >= self._guess_quality:
                     token = self._guesses.randrange(self._vocab_size)
                 if matcher is not None:
@@ -524,14 +538,19 @@ class EchoRunner:
             drafts.append(tuple(self._tokens[row, start + 1 : start + count].tolist()))
         return drafts
 
-    def _guess(self, batch: Batch, index: int, row: int, start: int, count: int) -> int:
-        """Write up to `count` - 1 drafts after position `start`; return their number plus one."""
+    def _guess(self, batch: Batch, index: int, row: int, start: int, count: int, state: int) -> int:
+        """Write up to `count` - 1 drafts after position `start`, before which the row has `state`.
+
+        Returns:
+            Their number plus one.
+        """
         count = self._guesses.choice((1, count, count))
         past, tag = self._drafted(row, start) if count > 1 else (self._kv[:0], 0)
         for position in range(start, start + count - 1):
             past, tag = self._draft_kv(row, position, past, tag)
+            state = self._state_behind(past, state)
             is_right = self._guesses.random() < self._guess_quality
-            token = self._draw(batch, index, _seen(past, self._window), position + 1)
+            token = self._draw(batch, index, _seen(past, self._window) + state, position + 1)
             if token is None or not is_right:
                 token = self._guesses.randrange(self._vocab_size)
             self._tokens[row, position + 1] = token
@@ -557,6 +576,10 @@ class EchoRunner:
         tag += _sum(kv)
         self._drafts.note(slot, _sum(kv), tag)
         return np.concatenate([past, kv]), tag
+
+    def _state_behind(self, kv: _UInt64, state: int) -> int:
+        """Return the state behind the last of some positions, before which it is `state`."""
+        return _states_of(kv[-1:], state)[-1] if self._states else 0
 
     def _made_of(self, row: int, positions: Int32) -> _UInt64:
         """Return what computes each position of a row is made of: the model and the adapter in its slot now."""

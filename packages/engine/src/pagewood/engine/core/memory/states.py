@@ -83,6 +83,11 @@ class Computed(Protocol):
         """Their number."""
         ...
 
+    @property
+    def num_promised(self) -> int:
+        """Tokens that it may yield."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class _Held:
@@ -105,6 +110,11 @@ class StatePlaces:
     pages: where a cached prefix went on without one, at the end of a prompt, every `interval` positions of a long one,
     and at the last page of an output, which a next turn continues. A place for a copy is taken from the cache if none
     is free, except for those within a prompt.
+
+    Where a step in flight has drafts, the next one begins at its `start` or before. A copy is first asked for behind
+    that, where no step in flight gets to, and again by every step that may compute its position, until one has: the
+    last one that did has computed tokens that stayed. What an earlier one has left there, of drafts that were rejected,
+    is never read, because the cache gets copies of computed positions only.
 
     Invariant: every place is free, or owned by the cache, or held by exactly one request with a row.
 
@@ -161,11 +171,13 @@ class StatePlaces:
             held.source = held.own
             if cache is None:
                 continue
+            end, num_computed = grant.start + grant.num_tokens, grant.request.num_computed
+            copies += [(index, length, place) for length, place in held.copies if num_computed < length <= end]
             for length, is_spare in self._lengths(grant, held):
                 place = self._take(None if is_spare else cache)
                 if place is not None:
                     held.copies.append((length, place))
-                    copies.append((index, length - grant.start, place))
+                    copies.append((index, length, place))
         return np.array(states, np.int32).reshape(-1, 2), np.array(copies, np.int32).reshape(-1, 3)
 
     def offer(self, request: Request, cache: SnapshotCache) -> None:
@@ -219,14 +231,17 @@ class StatePlaces:
         return None
 
     def _lengths(self, grant: Computed, held: _Held) -> Iterator[tuple[int, bool]]:
-        """Return the lengths of prefixes that a grant is to copy the state of, and whether only to a place to spare."""
+        """Return further prefixes that a grant copies the state of: lengths, and whether only to a place to spare."""
         start, end, interval = grant.start, grant.start + grant.num_tokens, self._interval
         wanted = {length for length in held.wanted if start < length <= end}
         last = held.wanted[-1] if held.wanted else 0
         within = {*range((start // interval + 1) * interval, min(end, last) + 1, interval)} - wanted
-        if start >= grant.request.num_prompt and not end % self._page_size:
+        first = end - max(1, grant.num_promised)
+        length = first - first % self._page_size + self._page_size
+        is_output = start >= grant.request.num_prompt
+        if is_output and length <= end and all(copy[0] <= start for copy in held.copies):  # otherwise one is pending
             self._let_go(held, grant.request.num_computed)
-            wanted.add(end)
+            wanted.add(length)
         for length in sorted(wanted | within):
             yield length, length in within
 

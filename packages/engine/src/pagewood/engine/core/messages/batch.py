@@ -88,9 +88,11 @@ class Batch:
 
     states: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
     """[G, 2] of each grant the place of the state that it reads, -1: zeros, and of that which it leaves; empty if no
-    layer is recurrent. A grant computes all that it promises: the engine drafts nothing for such models."""
+    layer is recurrent. A later grant of the row finds there the state before its first position, whatever has come of
+    drafts."""
     state_copies: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
-    """[V, 3] copies of states: the grant, behind how many of its positions, and the place."""
+    """[V, 3] copies of states: the grant, behind how many tokens of its row, and the place. A grant that does not
+    compute the last of these tokens, because it begins earlier or later than it might, leaves the place as it is."""
 
     constrained: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     """[M] indices of the S sampled grants whose tokens must be allowed by a mask, ascending. They are drawn when the

@@ -399,10 +399,12 @@ def _lay_out_states(scope: Int64, grants: Grants) -> None:
     integers_at(scope[Column.STATES], 2 * num_grants)[:] = grants.states.ravel()
     saves = integers_at(scope[Column.SAVES], num_tokens)
     saves[:] = -1
-    copies = grants.state_copies
-    if len(copies):
-        firsts = np.cumsum(grants.counts) - grants.counts
-        saves[firsts[copies[:, 0]] + copies[:, 1] - 1] = copies[:, 2]
+    if len(grants.state_copies):
+        grant, length, place = grants.state_copies.T
+        starts, firsts = integers_at(scope[Column.STARTS], num_grants), np.cumsum(grants.counts) - grants.counts
+        index = length - 1 - starts[grant]  # of the last token before the copy, in its grant
+        here = (index >= 0) & (index < grants.counts[grant])
+        saves[(firsts[grant] + index)[here]] = place[here]
 
 
 def _columns(x: Buffer, start: int, size: int) -> Buffer:
