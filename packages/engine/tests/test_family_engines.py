@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from families.case import build
-from families.changed import disturbed, with_prediction
+from families.changed import disturbed, with_next_prediction, with_prediction
 from families.registry import CASES, RECURRENT
 from pagewood.engine.api import Grammar, PoolingParams
 from scenarios.scenario import Arrival, Scenario
@@ -28,6 +28,8 @@ FEW = ("gemma4-small", "llama4", "gpt-oss", "deepseek3", "lfm2", "qwen3-next")
 """Two sizes of heads and KV of earlier layers; attention within chunks; sinks and experts; latents; states."""
 PREDICTING = ("deepseek3", "deepseek3-dense", "deepseek32", "glm4-moe", "glm4-lite")
 """Families whose checkpoints may have a layer for multi-token prediction, in the naming of DeepSeek and GLM."""
+NEXT_PREDICTING = ("qwen3-next", "qwen3.5", "qwen3.5-moe", "qwen3.5-vl", "qwen3.5-vl-moe")
+"""Those in the naming of Qwen."""
 MAX_LENGTH = 48
 
 
@@ -36,7 +38,7 @@ def marked(names: Any) -> list[Any]:
     return [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-def mixed_load(seed: int, **config: Any) -> Scenario:
+def mixed_load(seed: int, *, temperature: float = 0.8, **config: Any) -> Scenario:
     """Return requests for more tokens than a tiny memory holds."""
     rng = random.Random(seed)
     stem = [rng.randrange(3, 40) for _ in range(20)]
@@ -46,8 +48,8 @@ def mixed_load(seed: int, **config: Any) -> Scenario:
         prompt += stem[:2] if number % 3 == 2 else []  # so that drafts from the text are found
         grammar = Grammar(kind="regex", text=f"{number} 12 999 0") if number % 4 == 1 else None
         one = arrival(
-            prompt, at_step=rng.choice((0, 0, 2, 9)), max_tokens=rng.randint(10, 18), temperature=0.8 * (number % 2),
-            seed=number, grammar=grammar, logprobs=2 if number % 3 == 0 else None,
+            prompt, at_step=rng.choice((0, 0, 2, 9)), max_tokens=rng.randint(10, 18), seed=number, grammar=grammar,
+            temperature=temperature * (number % 2), logprobs=2 if number % 3 == 0 else None,
             prompt_logprobs=1 if number % 6 == 0 else None, repetition_penalty=1.3 if number % 5 == 2 else 1.0,
         )  # fmt: skip
         if number % 7 == 4:
@@ -68,7 +70,9 @@ def oracles() -> Iterator[None]:
         yield
 
 
-def served(folder: Path, kind: str, *, seed: int = 0, overlap: bool = True, **options: Any) -> Report:
+def served(
+    folder: Path, kind: str, *, seed: int = 0, overlap: bool = True, temperature: float = 0.8, **options: Any
+) -> Report:
     """Serve the load; `kind` says what drafts: off, ngram, draft or prediction."""
     match kind:
         case "off":
@@ -79,7 +83,8 @@ def served(folder: Path, kind: str, *, seed: int = 0, overlap: bool = True, **op
             drafter = Drafter(kind="eagle")
         case _:
             drafter = Drafter(kind=kind)
-    return run(mixed_load(seed, overlap=overlap), model=folder, drafter=drafter, num_threads=1, **options)
+    load = mixed_load(seed, temperature=temperature, overlap=overlap)
+    return run(load, model=folder, drafter=drafter, num_threads=1, **options)
 
 
 @pytest.mark.parametrize("name", marked(CASES))
@@ -87,11 +92,16 @@ def test_everything_at_once(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     build(CASES[name], folder)
     if name in RECURRENT:
-        loads: list[dict[str, Any]] = [{}, {"overlap": False}, {"kv_cache_dtype": "int8"}, {"state_places": 5}]
-        found = [served(folder, "off", seed=seed, **load) for seed, load in enumerate(loads)]
+        build(CASES["llama"], tmp_path / "draft")  # a draft model must have no recurrent layers
+        loads: list[tuple[str, dict[str, Any]]] = [
+            ("off", {}), ("ngram", {"overlap": False}), ("ngram", {"kv_cache_dtype": "int8"}),
+            ("draft", {"state_places": 5}),
+        ]  # fmt: skip
+        found = [served(folder, kind, seed=seed, **load) for seed, (kind, load) in enumerate(loads)]
         assert sum(report.num_cached_tokens for report in found) > 0, [report.num_cached_tokens for report in found]
         assert all(report.num_aborted for report in found)
         assert sum(report.num_preempted for report in found) > 0
+        assert sum(report.counts.num_drafted - report.counts.num_accepted for report in found[1:]) > 20
         return
     disturbed(folder, tmp_path / "draft")
     reports = {
@@ -107,11 +117,17 @@ def test_everything_at_once(name: str, tmp_path: Path) -> None:
     assert reports["draft"].counts.num_accepted > 10
 
 
-@pytest.mark.parametrize("name", marked(PREDICTING))
+@pytest.mark.parametrize("name", marked((*PREDICTING, *NEXT_PREDICTING)))
 def test_the_layer_that_predicts_changes_no_answer(name: str, tmp_path: Path) -> None:
     build(CASES[name], tmp_path / "plain")
-    folder = with_prediction(tmp_path / "plain", tmp_path / "model")
+    add = with_next_prediction if name in NEXT_PREDICTING else with_prediction
+    folder = add(tmp_path / "plain", tmp_path / "model")
     for seed in range(2):
         report = served(folder, "prediction", seed=seed, overlap=seed == 0)
         assert report.num_preempted > 0
         assert report.counts.num_accepted > 0
+    if name in NEXT_PREDICTING:  # rejection sampling keeps greedy texts only
+        report = served(folder, "prediction", seed=2, temperature=0.0, speculative_verify="rejection")
+        assert report.counts.num_accepted > 0
+        assert served(folder, "prediction", seed=3, control="adaptive").num_preempted > 0
+        assert served(folder, "suffix", seed=4, control="adaptive").num_preempted > 0

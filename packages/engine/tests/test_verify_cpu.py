@@ -31,6 +31,7 @@ from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.runner.storage import storage_for
 from row_driver import DrivenSequence, RowDriver
 from scratch import scratch_folder
+from stand_ins.knowing_lookup import KnowingLookup
 
 DIM = 16
 NUM_PAGES, MAX_LENGTH = 4000, 96
@@ -110,35 +111,6 @@ def plain(num: int, length: int, int8: bool) -> tuple[tuple[int, ...], ...]:
     bench.driver.generate(sequences, num_tokens=length, chunk=64)
     bench.runner.close()
     return tuple(tuple(one.output) for one in sequences)
-
-
-class KnowingLookup:
-    """Drafts what it knows of each row's text; each token is wrong with some probability, and drafts may be shorter."""
-
-    def __init__(self, tokens: Int32, texts: list[list[int]], *, quality: float, seed: int, full: bool = False) -> None:
-        self.tokens = tokens
-        self.texts = texts
-        self.quality = quality
-        self.full = full
-        self.rng = np.random.default_rng(seed)
-        self.advanced: list[tuple[int, int]] = []
-
-    follows = True
-
-    def begin(self, row: int, namespace: int, num_prompt: int) -> None:
-        """Do nothing."""
-
-    def advance(self, rows: Int32, ends: Int32) -> None:
-        """Remember the calls."""
-        self.advanced += zip(rows.tolist(), ends.tolist(), strict=True)
-
-    def draft(self, rows: Int32, ends: Int32, most: Int32, counts: Int32) -> None:
-        """Draft."""
-        for i, (row, end) in enumerate(zip(rows.tolist(), ends.tolist(), strict=True)):
-            counts[i] = most[i] if self.full else self.rng.integers(0, most[i] + 1)
-            for position in range(end, end + counts[i]):
-                is_right = self.rng.random() < self.quality and position < len(self.texts[row])
-                self.tokens[row, position] = self.texts[row][position] if is_right else self.rng.integers(0, 40)
 
 
 @settings(max_examples=20, deadline=None)

@@ -25,6 +25,27 @@ def disturbed(folder: Path, copy: Path, *, noise: float = 0.02) -> Path:
     return copy
 
 
+def with_next_prediction(folder: Path, copy: Path) -> Path:
+    """Write the model with a layer that drafts, in the naming of Qwen: its last layer with attention, as below."""
+    shutil.copytree(folder, copy)
+    tensors = load_file(folder / "model.safetensors")
+    last = max((name for name in tensors if name.endswith(".self_attn.o_proj.weight")), key=_layer_number)
+    prefix = last.removesuffix("self_attn.o_proj.weight")
+    norm = next(x for name, x in tensors.items() if name.endswith("model.norm.weight"))
+    size = norm.numel()
+    more = {name.replace(prefix, "mtp.layers.0."): x.clone() for name, x in tensors.items() if prefix in name}
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        more[f"mtp.{name}.weight"] = torch.zeros(size)  # stored less one
+    more["mtp.norm.weight"] = norm.clone()
+    more["mtp.fc.weight"] = torch.cat([0.5 * torch.eye(size), torch.eye(size)], dim=1)
+    save_file(tensors | more, copy / "model.safetensors")
+    return copy
+
+
+def _layer_number(name: str) -> int:
+    return int(name.partition("layers.")[2].partition(".")[0])
+
+
 def with_prediction(folder: Path, copy: Path) -> Path:
     """Write the model with a layer that drafts, in the naming of DeepSeek and GLM: its last layer, with more tensors.
 

@@ -53,6 +53,6 @@ RECURRENT = (
     "lfm2", "lfm2-biases", "granite4-states", "granite4-groups", "granite4-moe", "qwen3-next", "qwen3.5",
     "qwen3.5-moe", "qwen3.5-vl", "qwen3.5-vl-moe",
 )  # fmt: skip
-"""Cases with recurrent layers, which nothing drafts for."""
+"""Cases with recurrent layers."""
 DIVIDED = {name: case for name, case in CASES.items() if name not in RECURRENT}
 """Cases that ranks can compute together."""

@@ -327,6 +327,10 @@ def check_draft(folder: str | Path, target_folder: str | Path) -> ModelConfig:
         )
     if config.is_encoder or target.is_encoder:
         raise ValueError(f"a draft model and its target must be decoders, got {config.architecture}")
+    if config.states is not None:
+        raise ValueError(
+            f"{Path(folder) / 'config.json'}: a draft model must have no recurrent layers, got {config.architecture}"
+        )
     files = [Path(path) / "tokenizer.json" for path in (folder, target_folder)]
     if all(file.is_file() for file in files):
         own, others = (token_ids(file) for file in files)

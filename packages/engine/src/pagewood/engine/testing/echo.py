@@ -340,7 +340,7 @@ class EchoRunner:
                 yielded[-1].append(token)
                 if not is_draft:
                     break
-            if self._states and num_drafts:
+            if len(self._states) and num_drafts:
                 left[int(batch.states[grant, 1])] = states[max(len(yielded[-1]), 1) - 1]
         for place, state in left.items():
             self._states[place] = state
@@ -579,7 +579,7 @@ class EchoRunner:
 
     def _state_behind(self, kv: _UInt64, state: int) -> int:
         """Return the state behind the last of some positions, before which it is `state`."""
-        return _states_of(kv[-1:], state)[-1] if self._states else 0
+        return _states_of(kv[-1:], state)[-1] if len(self._states) else 0
 
     def _made_of(self, row: int, positions: Int32) -> _UInt64:
         """Return what computes each position of a row is made of: the model and the adapter in its slot now."""

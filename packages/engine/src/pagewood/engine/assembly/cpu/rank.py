@@ -37,6 +37,7 @@ from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
+from pagewood.engine.runner.cpu.compiled.units import STASHES
 from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.drafts.loaded_drafter import (
     DrafterMemory,
@@ -169,6 +170,8 @@ class CPURank:
             units |= dict.fromkeys(self._drafter.units)
         if config.enable_dp_attention:
             units |= {ROW_EXCHANGE: None}
+        if self._found is not None and model.config.states is not None:
+            units |= {STASHES: None}
         self._variants, self._units = variants, units
         if stage is None:
             self.groups = _groups(config, model.config, has_drafter=self._drafter is not None)

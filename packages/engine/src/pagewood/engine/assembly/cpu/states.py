@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.models.config import ModelConfig
+from pagewood.kvpool import StateLayout
 
 _MEMORY_SHARE = 0.125
 """Part of the free memory that states may take unless the configuration sets their number."""
@@ -40,6 +41,8 @@ def state_sizes(config: EngineConfig, model: ModelConfig, *, page_bytes: int) ->
         return StateSizes()
     _check(config)
     size, num_rows, available = model.states.bytes_per_page, config.num_rows, available_memory_bytes()
+    if config.speculative != "off":
+        available = max(0, available - num_rows * _drafted_bytes(model.states, config.speculative_num_tokens))
     least = num_rows if config.state_places is None else config.state_places
     if least < num_rows:
         raise ValueError(f"state_places must be at least max_running {num_rows}, got {least}")
@@ -56,10 +59,18 @@ def state_sizes(config: EngineConfig, model: ModelConfig, *, page_bytes: int) ->
     return StateSizes(num_places=num_places, interval=num_pages * config.page_size)
 
 
+def _drafted_bytes(states: StateLayout, num_drafts: int) -> int:
+    """Return about the bytes that drafts of a row take, see `runner.cpu.program.drafted_runs`.
+
+    That is the state of one layer, and for each position and layer what its convolution and its heads read.
+    """
+    channels = sum(array.shape[-1] for array in states.arrays if array.name == "tail")
+    return states.bytes_per_page // states.num_layers + 4 * states.num_layers * (1 + num_drafts) * 2 * channels
+
+
 def _check(config: EngineConfig) -> None:
     """Refuse what recurrent layers cannot be combined with."""
     refused: list[tuple[str, object, object]] = [
-        ("speculative", config.speculative, "off"),
         ("tensor_parallel_size", config.tensor_parallel_size, 1),
         ("pipeline_parallel_size", config.pipeline_parallel_size, 1),
     ]

@@ -49,12 +49,14 @@ def measure_cost(control: DraftControl[Request], config: EngineConfig, info: Eng
         max_length=info.max_length,
         num_pages=info.num_pages,
         page_size=info.page_size,
+        has_states=info.num_states > 0,
     )
     cases = measure_draft_times(
         runner,
         num_rows=config.num_rows,
         max_length=info.max_length,
         num_drafts=config.speculative_num_tokens,
+        has_states=info.num_states > 0,
     )
     draft_cost = _draft_cost(cases)
     control.set_cost(StepCost(times.sizes, times.seconds), draft_cost)

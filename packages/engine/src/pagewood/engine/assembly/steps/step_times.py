@@ -11,6 +11,7 @@ import numpy as np
 
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.loop import Runner
+from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
 
@@ -31,7 +32,9 @@ class StepTimes:
     """[N] seconds of a step."""
 
 
-def measure_step_times(runner: Runner, *, num_rows: int, max_length: int, num_pages: int, page_size: int) -> StepTimes:
+def measure_step_times(
+    runner: Runner, *, num_rows: int, max_length: int, num_pages: int, page_size: int, has_states: bool = False
+) -> StepTimes:
     """Compute steps of 1, 2, 4, ... tokens with logits for each token, and return their times.
 
     The rows share their pages, whose contents are overwritten, so nothing may be in use yet.
@@ -42,6 +45,7 @@ def measure_step_times(runner: Runner, *, num_rows: int, max_length: int, num_pa
         max_length: longest sequence of a row.
         num_pages: pages of its KV memory.
         page_size: positions of a page.
+        has_states: whether layers are recurrent; each row then has the place of a state.
     """
     start = min(_CONTEXT, max(max_length // 2 - 1, 0), num_pages * page_size // 2)
     most = min(max_length - start - 1, num_pages * page_size - start, 8)
@@ -52,7 +56,7 @@ def measure_step_times(runner: Runner, *, num_rows: int, max_length: int, num_pa
         rows = min(size, num_rows)
         if size % rows:
             continue
-        batch = _batch(rows, size // rows, start=start, page_size=page_size)
+        batch = _batch(rows, size // rows, start=start, page_size=page_size, has_states=has_states)
         times: list[float] = []
         for _ in range(_NUM_REPEATS):
             launched = perf_counter()
@@ -77,7 +81,7 @@ def without_disturbances(seconds: Sequence[float]) -> tuple[float, ...]:
 
 
 def measure_draft_times(
-    runner: Runner, *, num_rows: int, max_length: int, num_drafts: int
+    runner: Runner, *, num_rows: int, max_length: int, num_drafts: int, has_states: bool = False
 ) -> tuple[tuple[int, int, float], ...]:
     """Make the runner draft for one row and for several; return (drafts of a row, all drafts, seconds) for each case.
 
@@ -89,20 +93,21 @@ def measure_draft_times(
         num_rows: its rows.
         max_length: longest sequence of a row.
         num_drafts: most draft tokens of a row.
+        has_states: see `measure_step_times`.
     """
     cases: list[tuple[int, int, float]] = []
     for rows, drafts in dict.fromkeys(((1, 1), (1, num_drafts), (min(num_rows, _SEVERAL), num_drafts))):
         if 2 + (_NUM_REPEATS + 1) * (1 + drafts) > max_length:
             continue
-        runner.launch(_batch(rows, 1, start=1, page_size=max_length)).wait()
-        batch = _drafting_batch(rows, drafts, start=1)
+        runner.launch(_batch(rows, 1, start=1, page_size=max_length, has_states=has_states)).wait()
+        batch = _drafting_batch(rows, drafts, start=1, has_states=has_states)
         results = [runner.launch(batch).wait() for _ in range(_NUM_REPEATS + 1)]
         seconds = [one.draft_s for one in results if one.num_drafted is not None and one.num_drafted.all()]
         cases.append((drafts, rows * drafts, min(seconds, default=0.0)))
     return tuple(cases)
 
 
-def _drafting_batch(num_rows: int, num_drafts: int, *, start: int) -> Batch:
+def _drafting_batch(num_rows: int, num_drafts: int, *, start: int, has_states: bool) -> Batch:
     """Return a step in which each row continues from position `start`, or from its last token, with drafts."""
     rows, empty = np.arange(num_rows, dtype=np.int32), np.empty(0, np.int32)
     size = np.full(num_rows, 1 + num_drafts, np.int32)
@@ -118,6 +123,7 @@ def _drafting_batch(num_rows: int, num_drafts: int, *, start: int) -> Batch:
         counts=size,
         sampled=rows,
         num_promised=size,
+        states=_states(num_rows, has_states=has_states),
         sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_rows, [0] * num_rows),
     )
 
@@ -132,7 +138,13 @@ def _sizes(most: int) -> Iterator[int]:
         size *= 2
 
 
-def _batch(num_rows: int, count: int, *, start: int, page_size: int) -> Batch:
+def _states(num_rows: int, *, has_states: bool) -> Int32:
+    """Return `Batch.states` of rows that each have a place of their own."""
+    places = np.arange(num_rows if has_states else 0, dtype=np.int32)
+    return np.column_stack([places, places])
+
+
+def _batch(num_rows: int, count: int, *, start: int, page_size: int, has_states: bool) -> Batch:
     """Return a step in which each row computes `count` positions from `start` on and yields one token."""
     rows = np.arange(num_rows, dtype=np.int32)
     num_pages, num_tokens = -(-(start + count) // page_size), start + count
@@ -150,5 +162,6 @@ def _batch(num_rows: int, count: int, *, start: int, page_size: int) -> Batch:
         counts=np.full(num_rows, count, np.int32),
         sampled=rows,
         num_promised=np.ones(num_rows, np.int32),
+        states=_states(num_rows, has_states=has_states),
         sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_rows, [0] * num_rows),
     )

@@ -15,7 +15,7 @@ from pagewood.engine.runner.cpu.compiled.machine.kernel import Kernel
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, packed_unit
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.compiled.step import StepKernel, step
-from pagewood.engine.runner.cpu.compiled.units import COMMON, DRAFTING
+from pagewood.engine.runner.cpu.compiled.units import COMMON, DRAFTING, STASHES
 from pagewood.kvpool import LatentLayout, MultiHeadLayout
 
 _log = logging.getLogger(__name__)
@@ -54,12 +54,12 @@ def warm_up(
             continue
         dims = head_dims or (one if isinstance(one, int) else one.head_dim,)
         units += [heads_unit(dim, int8=is_int8, sees_later=sees_later) for dim in sorted(dims)]
-    units = [*dict.fromkeys(units)]
     units += [packed_unit(*one) for one in sorted(packed)]
     units += others
-    plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
     if drafter is not None:
-        units.append(DRAFTING)
+        units += [DRAFTING, STASHES]
+    units = [*dict.fromkeys(units)]
+    plans = (chains.plan_model, chains.plan_head, chains.lay_out_chains, chains.lay_out_pairs)
     drafts = () if drafter is None else plans
     tables = (layout.update, layout.find_live, layout.lay_out, layout.collect, layout.open_gate)
     kernels = (*tables, *host, *drafts, *(unit.kernel for unit in units), step)

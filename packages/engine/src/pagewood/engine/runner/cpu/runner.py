@@ -40,6 +40,7 @@ from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
 from pagewood.engine.runner.cpu.program.adjustments import RowAdjustments
 from pagewood.engine.runner.cpu.program.attention import attention_over
 from pagewood.engine.runner.cpu.program.division import RequestDivision
+from pagewood.engine.runner.cpu.program.drafted_runs import DraftedRuns
 from pagewood.engine.runner.cpu.program.exchange import Exchange, StepWatch
 from pagewood.engine.runner.cpu.program.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.processing import Processing
@@ -227,8 +228,8 @@ class CPURunner:
     __slots__ = (
         "_adapters", "_adjustments", "_attention", "_clock", "_division", "_drafter", "_finder", "_full", "_held",
         "_helpers", "_is_stage", "_latest", "_lookup", "_lookups", "_max_drafts", "_model", "_now", "_num_helpers",
-        "_num_threads", "_page_size", "_plain", "_processors", "_reported", "_rotations", "_rows", "_spans", "_watch",
-        "_worker", "_writer",
+        "_num_threads", "_page_size", "_plain", "_processors", "_reported", "_rotations", "_rows", "_runs", "_spans",
+        "_watch", "_worker", "_writer",
     )  # fmt: skip
 
     def __init__(
@@ -264,7 +265,8 @@ class CPURunner:
                 runs.
             make_drafter: called with the tables of rows, and their division; returns what drafts in the program.
                 Without either, the drafts of a grant are what the token table happens to hold.
-            max_drafts: most drafts of a row in a step, if it is known; memory for them is prepared at start.
+            max_drafts: most drafts of a row in a step, if it is known; memory for them is prepared at start. A model
+                with recurrent layers has no more, and none if it is 0.
             drafts_ahead: whether drafts for the next step of a row are made by the last stage, at the end of a step,
                 and go with its result; see `drafts.ahead`. The other stages then make none.
             processors: functions that requests name to change their logits; None: no functions.
@@ -322,7 +324,9 @@ class CPURunner:
         has_drafts = self._lookup is not None or self._drafter is not None
         recurrence = None
         if states is not None:
-            recurrence = CPURecurrence(states, [layer.mixer for layer in config.layers])
+            runs = DraftedRuns(num_rows=max_rows, max_drafts=max_drafts) if max_drafts > 0 else None
+            recurrence = CPURecurrence(states, [layer.mixer for layer in config.layers], runs=runs)
+        self._runs = None if recurrence is None else recurrence.runs
         self._writer = StepWriter(
             model=model,
             kernel=kernel,
@@ -700,6 +704,8 @@ class CPURunner:
             self._rotations.admit(batch)
         if self._adapters is not None:
             self._adapters.admit(batch)
+        if self._runs is not None:
+            self._runs.admit(batch)
         if len(batch.limits) > 0:
             for row, limit, stop_ids in zip(batch.admitted_rows(), batch.limits, batch.stop_ids, strict=True):
                 rows.checked[row], rows.limits[row], rows.stop_ids[row] = rows.lengths[row], limit, stop_ids
@@ -747,6 +753,15 @@ class CPURunner:
             drafter = self._now.drafter
             if drafter is not None and outcome != Outcome.BAD_TOKEN:
                 outcome = max(outcome, drafter.lay_out(scopes, counts, step.grants))
+            if self._runs is not None and outcome == Outcome.DONE and len(step.grants.states):
+                outcome = self._runs.lay_out(
+                    scopes,
+                    counts,
+                    step.grants,
+                    main=self._pass.scope,
+                    again=self._now.again,
+                    is_forward=not step.samples,
+                )
             if outcome != Outcome.TOO_LARGE:
                 break
             needed = zip(counts.tolist(), program.capacity, strict=True)

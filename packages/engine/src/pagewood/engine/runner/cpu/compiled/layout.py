@@ -111,8 +111,8 @@ class Column(IntEnum):
     KEPT_PLACES = 43
     """`[own K] int32`, the same for kept tokens."""
     STATES = 44
-    """`[G, 2] int32`, of each grant the place of the state that it reads (-1: zeros) and of that which it leaves; not
-    there: no layer is recurrent. `lay_out` does not fill it, nor the next."""
+    """`[G, 2] int32`, of each grant the place of the state that it reads (-1: zeros) and of that which it leaves (-1:
+    none); not there: no layer is recurrent. `lay_out` does not fill it, nor the next."""
     SAVES = 45
     """`[T] int32`, the place of a copy of the state behind a token; -1: there is none."""
 

@@ -5,7 +5,8 @@ columns of different parts. So a token's bits depend on the state before it and 
 chunks nor on parts or threads.
 
 A grant reads the state that stands in one place and leaves it in another one, which may be the same. It may leave
-copies behind some of its tokens, for prefixes that the cache keeps.
+copies behind some of its tokens, for prefixes that the cache keeps. A grant with drafts leaves no state: those that are
+accepted are computed again (`program.drafted_runs`).
 
 Legend: T tokens, G grants, C channels of a convolution, W tokens that it reads, H heads of values `[V]`, K elements of
 a key.
@@ -121,8 +122,9 @@ def convolve(
                 i, tails_at + np.int64(saves[i]) * state_bytes + 4 * first, own_at, x_size, old_at, width, channels,
                 size,
             )  # fmt: skip
-    new_at = tails_at + np.int64(places[grant, 1]) * state_bytes + 4 * first
-    _keep_tail(count - 1, new_at, own_at, x_size, old_at, width, channels, size)
+    if places[grant, 1] >= 0:
+        new_at = tails_at + np.int64(places[grant, 1]) * state_bytes + 4 * first
+        _keep_tail(count - 1, new_at, own_at, x_size, old_at, width, channels, size)
 
 
 @inlined
@@ -181,8 +183,8 @@ def _num_state_blocks(scope: Any, num_heads: Any, value_dim: Any) -> Any:
 @inlined
 def recur(
     scope: InScope, x_at: Any, gates_at: Any, rates_at: Any, biases_at: Any, skips_at: Any, matrices_at: Any,
-    out_at: Any, x_size: Any, num_heads: Any, num_key_heads: Any, key_dim: Any, value_dim: Any, q_column: Any,
-    k_column: Any, v_column: Any, corrects: Any, part: Part,
+    passing_at: Any, out_at: Any, x_size: Any, num_heads: Any, num_key_heads: Any, key_dim: Any, value_dim: Any,
+    q_column: Any, k_column: Any, v_column: Any, corrects: Any, part: Part,
 ) -> None:  # fmt: skip
     """Change the states of heads token by token, and write what they answer; see `models.ops.RecurrentHeads`.
 
@@ -194,6 +196,7 @@ def recur(
         biases_at: `[H]`.
         skips_at: `[H]`; 0: zeros.
         matrices_at: `[places, H, K, V]`, the states.
+        passing_at: `[rows, H, K, V]`, written by grants that leave no state; 0: all leave one.
         out_at: `[T, H V]`.
         x_size: columns of `x`.
         num_heads: H.
@@ -215,6 +218,8 @@ def recur(
     state_bytes = 4 * num_heads * key_dim * value_dim
     own = 4 * (head * key_dim * value_dim + first)
     state_at = matrices_at + np.int64(places[grant, 1]) * state_bytes + own
+    if places[grant, 1] < 0:
+        state_at = passing_at + np.int64(integers(scope[Column.ROWS], 0)[grant]) * state_bytes + own
     if places[grant, 0] != places[grant, 1]:
         old_at = 0 if places[grant, 0] < 0 else matrices_at + np.int64(places[grant, 0]) * state_bytes + own
         _copy_block(old_at, state_at, key_dim, value_dim, size)

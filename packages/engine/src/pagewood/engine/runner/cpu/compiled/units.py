@@ -38,6 +38,8 @@ COMMON = (
 """For every model."""
 DRAFTING = Unit(
     "drafting", passes.fill, passes.tag, passes.note, passes.last, passes.keep, passes.recall, passes.spread,
-    passes.hold_logits, passes.stash, passes.unstash, accept.reject,
+    passes.hold_logits, accept.reject,
 )  # fmt: skip
 """For drafters that compute in the program."""
+STASHES = Unit("stashes", passes.stash, passes.unstash)
+"""For drafting heads, and for drafts of models with recurrent layers."""

@@ -27,6 +27,7 @@ from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, attent
 from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass
 from pagewood.engine.runner.cpu.program.draws import draw, independent
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 from pagewood.engine.runner.storage import AnyStorage
 from pagewood.kvpool.memory import PageMemory
@@ -138,11 +139,18 @@ class DraftModel:
         return self._held
 
     def record_target(
-        self, tape: Tape, verify: Pass, attention: AnyCPUAttention, divided: DividedPass | None
+        self,
+        tape: Tape,
+        verify: Pass,
+        attention: AnyCPUAttention,
+        recurrence: CPURecurrence | None,
+        divided: DividedPass | None,
     ) -> Buffer:
         """Write the instructions of the target; see `ProgramDrafter`."""
         own = verify if divided is None else divided.part
-        return self._target.states(verify.tokens, own.rotated(), attention, own.kept, division=divided)[0]
+        return self._target.states(
+            verify.tokens, own.rotated(), attention, own.kept, recurrence=recurrence, division=divided
+        )[0]
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
         """Do nothing: a draft model needs nothing from the target."""

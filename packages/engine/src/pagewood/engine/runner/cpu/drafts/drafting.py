@@ -13,6 +13,7 @@ from pagewood.engine.runner.cpu.compiled.layout import Outcome
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.division import DividedPass
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass
+from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 
 
@@ -102,11 +103,21 @@ class ProgramDrafter(Protocol):
         ...
 
     def record_target(
-        self, tape: Tape, verify: Pass, attention: AnyCPUAttention, divided: DividedPass | None
+        self,
+        tape: Tape,
+        verify: Pass,
+        attention: AnyCPUAttention,
+        recurrence: CPURecurrence | None,
+        divided: DividedPass | None,
     ) -> Buffer:
-        """Write the instructions of the target, which attends with `attention`, and return its states `[K, E]`.
+        """Write the instructions of the target, and return its states `[K, E]`.
 
-        `divided` is the same pass divided among ranks; None: this rank has all rows.
+        Args:
+            tape: to write to.
+            verify: pass of the target.
+            attention: of its layers.
+            recurrence: of its recurrent layers; None: there are none.
+            divided: the same pass divided among ranks; None: this rank has all rows.
         """
         ...
 

@@ -36,6 +36,7 @@ from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, attent
 from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass
 from pagewood.engine.runner.cpu.program.draws import draw, independent
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 from pagewood.engine.runner.storage import AnyStorage
 from pagewood.kvpool.memory import PageMemory
@@ -222,17 +223,24 @@ class EagleDrafter:
         return self._held
 
     def record_target(
-        self, tape: Tape, verify: Pass, attention: AnyCPUAttention, divided: DividedPass | None
+        self,
+        tape: Tape,
+        verify: Pass,
+        attention: AnyCPUAttention,
+        recurrence: CPURecurrence | None,
+        divided: DividedPass | None,
     ) -> Buffer:
         """Write the instructions of the target, which keep the hidden states that the head reads."""
         own = verify if divided is None else divided.part
         kept, self._hidden = self._target.states(
-            verify.tokens, own.rotated(), attention, own.kept, captured=self._head.config.captured, division=divided
-        )
+            verify.tokens, own.rotated(), attention, own.kept, recurrence=recurrence,
+            captured=self._head.config.captured, division=divided,
+        )  # fmt: skip
         scope = own.scope
         for state, stash in zip(self._hidden, self._stashes, strict=True):
             tape.write(
-                passes.stash, scope.sampled, scope=scope, x=state, size=state.size, stash=stash, depth=self._depth
+                passes.stash, scope.sampled, scope=scope, x=state, x_size=state.size, column=0, size=state.size,
+                stash=stash, depth=self._depth,
             )  # fmt: skip
         return kept
 

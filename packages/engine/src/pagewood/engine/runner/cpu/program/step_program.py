@@ -23,7 +23,7 @@ from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivi
 from pagewood.engine.runner.cpu.program.draws import draw
 from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
-from pagewood.engine.runner.cpu.program.tape import Buffer, Program, Tape
+from pagewood.engine.runner.cpu.program.tape import Buffer, Program, Scope, Tape
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -43,6 +43,8 @@ class StepProgram:
     program: Program
     first_draw: int
     """The first instruction behind those that change logits."""
+    again: Scope | None
+    """Tokens that recurrent layers compute again, see `DraftedRuns`; None: there are no drafts, or no such layers."""
     divided: Sequence[DividedPass]
     """All passes whose rows are divided among ranks; none if this rank has all rows."""
     target_lines: slice
@@ -110,7 +112,7 @@ class StepWriter:
         if not self.model.stage.is_last:
             return self._written_for_stage(tape, one, sizes, drafter, first)
         if drafter is not None:
-            states = drafter.record_target(tape, one, self.attention, divided)
+            states = drafter.record_target(tape, one, self.attention, self.recurrence, divided)
         else:
             states = self.model.states(
                 one.tokens, own.rotated(), self.attention, own.kept, recurrence=self.recurrence, division=divided
@@ -134,6 +136,7 @@ class StepWriter:
         return StepProgram(
             drafter=drafter,
             main=one,
+            again=None if self.recurrence is None or self.recurrence.runs is None else self.recurrence.runs.scope(tape),
             divided=divided_on(tape),
             program=program,
             first_draw=first_draw,
@@ -154,6 +157,7 @@ class StepWriter:
         return StepProgram(
             drafter=drafter,
             main=one,
+            again=None,
             divided=(),
             program=program,
             first_draw=lines.stop,

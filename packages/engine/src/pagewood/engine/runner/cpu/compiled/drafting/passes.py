@@ -184,14 +184,16 @@ def recall(scope: InScope, s: Part, states_at: Any, out_at: Any, size: Any) -> N
 
 @instruction(single_rows)
 @inlined
-def stash(scope: InScope, s: Part, x_at: Any, size: Any, stash_at: Any, depth: Any) -> None:
-    """Remember the hidden states of the last positions that sampled grant `s` computes.
+def stash(scope: InScope, s: Part, x_at: Any, x_size: Any, column: Any, size: Any, stash_at: Any, depth: Any) -> None:
+    """Remember the hidden states of the last positions that sampled grant `s` computes, or columns of other rows.
 
     Args:
         scope: a row of the table of scopes.
         s: index of the sampled grant.
-        x_at: address of `[T, size]`.
-        size: E.
+        x_at: address of `[T, x_size]`.
+        x_size: columns of `x`.
+        column: the first that is remembered.
+        size: E, columns that are remembered.
         stash_at: address of `[rows, depth, size]`, written: position p is at p % depth.
         depth: positions of each row that are remembered.
     """
@@ -201,7 +203,7 @@ def stash(scope: InScope, s: Part, x_at: Any, size: Any, stash_at: Any, depth: A
     first = np.int64(offsets[g])
     n = np.int64(offsets[g + 1]) - first
     for i in range(max(n - depth, 0), n):
-        source = vector(x_at + 4 * (first + i) * size, size)
+        source = vector(x_at + 4 * ((first + i) * x_size + column), size)
         target = vector(stash_at + 4 * (row * depth + (start + i) % depth) * size, size)
         for j in range(size):
             target[j] = source[j]
