@@ -4,6 +4,7 @@ python benchmarks/speculative.py                      # prints the tables; about
 python benchmarks/speculative.py --only tasks         # one part; may be repeated
 python benchmarks/speculative.py --quick              # all parts but edits and control, within six minutes
 python benchmarks/speculative.py --smoke              # few prompts, only to test the script
+python benchmarks/speculative.py --hybrid --only forced --only cost   # with the hybrid of models.py, 531M parameters
 
 tasks         the embedded model on its held-out tasks, greedy and sampled, at several numbers of concurrent requests
 policy        each drafter against itself at rest, in one engine: what adaptive lengths gain or lose, to one percent
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from time import perf_counter
 from typing import Any
 
 from pagewood.engine.api import EngineConfig
+from pagewood.engine.model_folder.folder import model_folder
 from speculation.engines import Control, Run, System
 from speculation.known import Answers, drafts_of
 from speculation.prompts import recorded_edits, task_prompts
@@ -55,6 +58,13 @@ class Options:
     """Whether rounds are fewer and shorter; the numbers still count."""
     smoke: bool
     """Whether the numbers mean nothing."""
+    is_hybrid: bool
+    """Whether the random model has recurrent layers."""
+
+    @property
+    def model_name(self) -> str:
+        """The random model, as text."""
+        return "hybrid model" if self.is_hybrid else "110M model"
 
     def engine(self, **fields: Any) -> EngineConfig:
         """Return the configuration of an engine with room for the largest batch."""
@@ -68,6 +78,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, within six minutes")
     parser.add_argument("--smoke", action="store_true", help="few prompts; the numbers mean nothing")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parser.add_argument("--hybrid", action="store_true", help="the random model is the hybrid shape of models.py")
     parser.add_argument("--threads", type=int, default=min(2, cores), help="threads of every engine (default 2)")
     parser.add_argument("--repeat", type=int, default=5, help="rounds, each with every system (default 5)")
     parser.add_argument("--batch", type=int, action="append", help=f"requests at a time (default {BATCHES})")
@@ -79,6 +90,7 @@ def main() -> None:
         batches=tuple(arguments.batch or BATCHES),
         quick=arguments.quick,
         smoke=arguments.smoke,
+        is_hybrid=arguments.hybrid,
     )
     parts: dict[str, Callable[[Options], None]] = {
         "tasks": tasks, "rest": rest, "policy": policy, "copying": copying, "forced": forced, "edits": edits,
@@ -175,7 +187,7 @@ def forced(options: Options) -> None:
 
     num_edits, num_lines = (1, 8) if options.smoke else (1, 30) if options.quick else (4, 40)
     num_rounds = 1 if options.smoke else 3 if options.quick else options.num_repeats
-    print("\n## Edits of source files, 110M model, one request; the text is forced by a logits processor\n")
+    print(f"\n## Edits of source files, {options.model_name}, one request; the text is forced by a logits processor\n")
     with _random_model(options) as folder:
         shared: dict[str, Any] = {"model": folder, "logits_processors": PROCESSORS, "prefix_cache": False}
         systems = [System(name, options.engine(**shared)) for name in ("plain", "plain again")]
@@ -219,7 +231,7 @@ def edits(options: Options) -> None:
 
 def cost(options: Options) -> None:
     """Print what a step with drafts costs that are all rejected."""
-    print("\n## Time of a step with drafts that are all rejected, relative to a plain step, 110M model\n")
+    print(f"\n## Time of a step with drafts that are all rejected, relative to a plain step, {options.model_name}\n")
     sizes = (0, 7) if options.quick else (0, 1, 3, 7, 15)
     with _random_model(options) as folder:
         systems, answers = [System("plain", options.engine(model=folder))], Answers()
@@ -246,7 +258,7 @@ def cost(options: Options) -> None:
 
 def control(options: Options) -> None:
     """Compare adaptive lengths with a fixed one and with rest in the same engine, with drafts of known quality."""
-    print("\n## Adaptive and fixed lengths against rest in the same engine, 110M model, drafts of known quality\n")
+    print(f"\n## Adaptive and fixed lengths against rest in the same engine, {options.model_name}, known drafts\n")
     print("| requests | acceptance | rest, tokens/s | adaptive / rest | fixed / rest | adaptive / better | error |")
     print("|---:|---:|---:|---:|---:|---:|---:|")
     controls: tuple[Control, ...] = ("adaptive", "fixed", "never")
@@ -348,13 +360,19 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 class _random_model:
-    """A folder with random weights, of 110M parameters, for a `with` statement."""
+    """A folder with random weights, of 110M parameters or of the hybrid shape, for a `with` statement."""
 
     def __init__(self, options: Options) -> None:
-        self._is_small = options.smoke
+        self._is_small, self._is_hybrid = options.smoke, options.is_hybrid
         self._folder = tempfile.TemporaryDirectory()
 
     def __enter__(self) -> str:
+        if self._is_hybrid:
+            from models import SHAPES
+
+            SHAPES["hybrid"].write(Path(self._folder.name), quick=self._is_small)
+            shutil.copy(model_folder(None) / "tokenizer.json", self._folder.name)  # any: prompts are token ids
+            return self._folder.name
         from end_to_end.model import FULL, QUICK, write_model
 
         write_model(QUICK if self._is_small else FULL, Path(self._folder.name), seed=0)
