@@ -35,6 +35,7 @@ from scale import scaled
 from scenarios.drawing import (
     random_scenario,
     with_adapters,
+    with_drafts,
     with_holds,
     with_interruptions,
     with_logprobs,
@@ -48,7 +49,7 @@ from scenarios.scenario import Scenario
 from seeded_faults import Edit, seed_fault, slow_ones
 
 EXTENSIONS: tuple[Callable[[Scenario, random.Random], Scenario], ...] = (
-    with_adapters, with_holds, with_interruptions, with_logprobs, with_pooling, with_urgency,
+    with_adapters, with_drafts, with_holds, with_interruptions, with_logprobs, with_pooling, with_urgency,
 )  # fmt: skip
 STATE_BYTES = 8 * STATE_WORDS
 LANES = ("demote", "load", "store", "fetch")
