@@ -187,9 +187,11 @@ async def test_requests_share_one_load_and_keep_their_order(make: Callable[..., 
         client.task.add_done_callback(lambda _, number=number: order.append(number))
     assert fleet.states() == {"a": "loading", "b": "unloaded", "c": "unloaded"}
     assert fleet.pool.listed()[0].state.waiting == 3  # type: ignore[union-attr]
+    fleet.now_s += 5
     fleet["a"].is_ready()
     await settled()
     assert order == [0, 1, 2]
+    assert [one.exchange.load_s for one in (*clients, await fleet.client("a"))] == [5, 5, 5, 0]
     assert fleet["a"].num_loads == 1
     assert fleet.states()["a"] == "loaded"
 

@@ -14,7 +14,9 @@ import pytest
 
 from memory_server import MemoryServer
 from pagewood.engine.api import SamplingParams
+from pagewood.server.protocols.common.formats import Tally, usage
 from pagewood.server.protocols.ollama import fields, options
+from pagewood.server.protocols.ollama.format import OllamaFormat
 from pagewood.server.protocols.ollama.lenient import MAX_LOOKED_AT, log_ignored
 from scripted import Script, interrupted, scripted_server
 
@@ -136,6 +138,12 @@ async def test_durations_are_nanoseconds_of_the_request(server: MemoryServer) ->
         assert 0 < prompt + answer <= total < 60e9
         assert answer > 0
     assert not any(name in line for line in (await lines(server, GENERATE))[:-1] for name in DURATIONS)
+
+
+def test_the_wait_for_a_load_is_no_time_of_the_prompt() -> None:
+    format = OllamaFormat(model="m", is_chat=False, started_s=10.0, load_s=2.0, clock=lambda: 15.0)
+    last = format.last("stop", 13.0, usage([Tally()], is_speculating=False))
+    assert [getattr(last, name) for name in DURATIONS] == [5e9, 2e9, 1e9, 2e9]
 
 
 async def test_the_prompt_that_the_model_sees(server: MemoryServer, script: Script) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,11 +16,20 @@ import pytest
 from echo_adapters import write_echo_adapter
 from memory_server import NUM_ROWS, MemoryServer
 from pagewood.engine.api import EngineConfig, TenantQuota
+from pagewood.engine.assembly import grammar_compiler
+from pagewood.engine.grammar import Backend, open_backend
 from pagewood.engine.text import Tokenizer
 from pagewood.server.config import ServeConfig
 from pagewood.server.http.errors import unavailable
 from pagewood.server.metrics.endpoint import MetricsEndpoint, text_of
-from pagewood.server.replicas.division import address_of_each, engine_of_each
+from pagewood.server.replicas.division import (
+    VISIBLE_DEVICES,
+    address_of_each,
+    check_fleet,
+    cuda_devices,
+    devices_of_each,
+    engine_of_each,
+)
 from pagewood.server.replicas.fleet_status import FleetStatus
 from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.status import EngineState
@@ -99,6 +110,30 @@ async def test_no_request_of_a_dead_replica_is_lost(server: MemoryServer) -> Non
         await ask.check()
     assert server.service.live.incidents.num_lost == 0
     assert server.service.live.incidents.num_retried >= NUM_PLACES
+
+
+async def test_a_grammar_is_compiled_again_if_its_replica_dies_meanwhile(
+    model_folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, may_end = list[object](), threading.Event()
+
+    def open_late(*arguments: Any, **options: Any) -> Backend:
+        opened.append(arguments)
+        assert len(opened) > 1 or may_end.wait(60)
+        return open_backend(*arguments, **options)
+
+    monkeypatch.setattr(grammar_compiler, "open_backend", open_late)
+    said = {"prompt": "x", "max_tokens": 12, "seed": 3, "temperature": 0.7, "guided_regex": "[ab]{4,9}c"}
+    async with aclosing(running(model_folder, tokenizer, grammars=True)) as servers:
+        server = await anext(servers)
+        asking = asyncio.create_task(server.post("/v1/completions", said))
+        await server.until(lambda: len(opened) == 1)
+        server.kill(placed(server).index(1))
+        text = (await asking).json()["choices"][0]["text"]
+        assert re.fullmatch("[ab]{4,9}c", text)
+        assert (await server.post("/v1/completions", said)).json()["choices"][0]["text"] == text
+        assert server.service.live.incidents.num_retried == 1
+        may_end.set()
 
 
 async def test_others_serve_while_a_replica_is_away(server: MemoryServer) -> None:
@@ -282,18 +317,36 @@ def samples(server: MemoryServer) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("options", "message"),
     [
-        ("device", "cuda"),
-        ("num_threads", 1),
+        ({"num_threads": 1}, "^replicas must leave each engine a thread, got 2 with 1 threads or cores"),
+        (
+            {"device": "cuda"},
+            "^replicas must leave each engine a CUDA device for each of its 1 ranks, got 2 with 1 devices$",
+        ),
+        (
+            {"device": "cuda", "tensor_parallel_size": 2},
+            "^replicas must leave each engine a CUDA device for each of its 2 ranks, got 2 with 1 devices$",
+        ),
     ],
 )
-def test_what_stands_against_replicas_is_refused_by_name(model_folder: Path, field: str, value: object) -> None:
-    options: dict[str, Any] = {field: value}
+def test_what_stands_against_replicas_is_refused_by_name(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setenv(VISIBLE_DEVICES, "4")
     engine = replace(EngineConfig(num_threads=8), **options)
-    name = "replicas" if field == "num_threads" else field
-    with pytest.raises(ValueError, match=f"^{name} must .*replicas|^{name} must leave each engine a thread"):
+    with pytest.raises(ValueError, match=message):
         ServeConfig(engine=engine, served_model_name="m", model_folder=model_folder, replicas=2)
+
+
+def test_each_engine_has_devices_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE_DEVICES, "4, GPU-ab,7,6")
+    engine = EngineConfig(num_threads=8, device="cuda", tensor_parallel_size=2)
+    check_fleet(engine, num_replicas=2, num_cores=8, num_devices=len(cuda_devices()))
+    assert devices_of_each(engine, 2) == [("4", "GPU-ab"), ("7", "6")]
+    assert devices_of_each(replace(engine, device="cpu"), 2) == [(), ()]
+    monkeypatch.setenv(VISIBLE_DEVICES, "")
+    assert cuda_devices() == ()
 
 
 @pytest.mark.parametrize(

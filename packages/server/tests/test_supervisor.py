@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pagewood.engine.api import EngineConfig
@@ -14,6 +15,7 @@ from pagewood.server.observe.incidents import Incidents
 from pagewood.server.processes import supervisor as supervisor_module
 from pagewood.server.processes.child import Settings
 from pagewood.server.processes.supervisor import Stage, Supervisor
+from pagewood.server.replicas.division import VISIBLE_DEVICES
 
 pytestmark = pytest.mark.anyio
 
@@ -170,3 +172,29 @@ async def test_an_error_in_the_supervision_ends_the_server(
     assert ends == ["the brief process is no longer watched: KeyError('req-1')"]
     assert "in fail" in caplog.text
     capfd.readouterr()
+
+
+async def test_a_process_sees_the_devices_of_its_settings_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    source = (
+        f"import os\nwith open({str(seen)!r}, 'w') as file:\n    print(os.environ[{VISIBLE_DEVICES!r}], file=file)\n"
+    )
+    (tmp_path / "sees_devices.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(VISIBLE_DEVICES, "1,4,7")
+    ends: list[str] = []
+    supervisor = Supervisor(
+        [Stage(name="sees", module="sees_devices", computes=True)],
+        settings=lambda stage, incarnation: msgspec.structs.replace(settings(stage, incarnation), devices=("4", "7")),
+        was_ready=lambda: False,
+        on_death=lambda stage, incarnation: None,
+        on_failure=ends.append,
+        on_crash_loop=ends.append,
+    )
+    supervisor.start()
+    end_s = time.monotonic() + 120
+    while not ends:
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.01)
+    await supervisor.stop()
+    assert seen.read_text() == "4,7\n"

@@ -14,7 +14,7 @@ from pagewood.server.http.limits import HttpLimits, default_max_connections, pos
 from pagewood.server.keys.key import ApiKey
 from pagewood.server.metrics.metrics import COMPAT, Compat
 from pagewood.server.observe import logs
-from pagewood.server.replicas.division import address_of_each, check_fleet, engine_of_each, num_cores
+from pagewood.server.replicas.division import address_of_each, check_fleet, cuda_devices, engine_of_each, num_cores
 
 _HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9._-]+")
 _EVENTS_ADDRESS = re.compile(r"tcp://[^/]+:(\d+|\*)|ipc://.+")
@@ -258,7 +258,13 @@ class ServeConfig:
 
     def _check_replicas(self) -> None:
         num_prefill = self.prefill_replicas
-        check_fleet(self.engine, num_replicas=self.replicas, num_prefill=num_prefill, num_cores=num_cores())
+        check_fleet(
+            self.engine,
+            num_replicas=self.replicas,
+            num_prefill=num_prefill,
+            num_cores=num_cores(),
+            num_devices=len(cuda_devices()),
+        )
         for number in range(self.replicas) if self.replicas > 1 else ():
             engine_of_each(self.engine, number, num_replicas=self.replicas, num_prefill=num_prefill)
         addresses = [

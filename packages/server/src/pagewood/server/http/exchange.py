@@ -73,6 +73,8 @@ class Exchange:
     """The tracer's data about it; None: it is not traced."""  # written by: FrontDoor
     on_end: Callable[[], None] | None = None
     """Called when it is over; None: no call."""  # written by: models.pool
+    load_s: float = 0.0  # written by: models.pool
+    """How long it waited for the load of its model."""
 
     def log(self, now_s: float) -> None:
         """Write the line of this request: no text of prompts or answers."""

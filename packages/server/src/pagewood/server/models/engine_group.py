@@ -21,7 +21,13 @@ from pagewood.server.processes.succession import Lose, Succession, engine_socket
 from pagewood.server.processes.supervisor import Stage, Supervisor
 from pagewood.server.processes.watchdog import Watchdog, trouble_of
 from pagewood.server.replicas.dispatcher import Dispatcher, Replica
-from pagewood.server.replicas.division import address_of_each, cores_of_each, engine_of_each, role_of
+from pagewood.server.replicas.division import (
+    address_of_each,
+    cores_of_each,
+    devices_of_each,
+    engine_of_each,
+    role_of,
+)
 from pagewood.server.replicas.fleet_status import FleetStatus, ServerStatus
 from pagewood.server.replicas.making import make_router
 from pagewood.server.replicas.roster import Roster
@@ -326,6 +332,7 @@ class EngineGroup:
             replica=number or 0,
             is_routed=is_routed,
             cores=cores_of_each(len(engines))[number] if is_routed and number is not None else (),
+            devices=devices_of_each(engine, len(engines))[number] if is_routed and number is not None else (),
             engine=engine,
             paused=self.status.paused,
             sleep=self.status.sleep,

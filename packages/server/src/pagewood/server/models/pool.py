@@ -264,7 +264,7 @@ class ModelPool:
 
         if name is None:
             raise no_name("a field 'model'")
-        one = self._find(name)
+        exchange, one = exchange_of(request.scope), self._find(name)
         if one.is_usable:
             one.num_uses += 1
         else:
@@ -275,10 +275,11 @@ class ModelPool:
             asked = request.query_params.get("autoload", "true" if self._loads_on_demand else "false")
             if one.phase is Phase.UNLOADED and asked in ("false", "0"):
                 raise not_on_demand(one.name)
+            began_s = self._clock()
             await self._until_loaded(one, request, deadline_s)
+            exchange.load_s = self._clock() - began_s
         if keep_s is not None:
             self._keep(one, keep_s)
-        exchange = exchange_of(request.scope)
         assert exchange.on_end is None
         exchange.on_end = lambda: self._release(one)
         assert one.model.service is not None

@@ -53,6 +53,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cores: tuple[int, ...] = ()
     """Processors that the process may use; empty: all that its parent may use."""
     stop_grace_s: float = STOP_GRACE_S
+    devices: tuple[str, ...] = ()
+    """CUDA devices that the process may use; empty: all that its parent may use."""
     """How long the child may take to end, seconds."""
     log_level: str = "info"
     log_format: logs.LogFormat = "text"

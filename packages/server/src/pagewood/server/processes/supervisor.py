@@ -16,6 +16,7 @@ import msgspec
 from pagewood.server.observe.incidents import Incidents
 from pagewood.server.observe.logs import announce
 from pagewood.server.processes.child import DUMP_SIGNAL, Settings, last_words
+from pagewood.server.replicas.division import VISIBLE_DEVICES
 
 _log = logging.getLogger(__name__)
 
@@ -298,12 +299,13 @@ class Supervisor:
         incarnation = self._num_started.get(stage.name, 0)
         self._num_started[stage.name] = incarnation + 1
         settings = self._settings(stage, incarnation)
+        devices = {VISIBLE_DEVICES: ",".join(settings.devices)} if settings.devices else {}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             stage.module,
             stdin=PIPE,
-            env={**os.environ, **_ENVIRONMENT, **({} if stage.computes else _ONE_THREAD)},
+            env={**os.environ, **_ENVIRONMENT, **devices, **({} if stage.computes else _ONE_THREAD)},
             start_new_session=True,  # the terminal's Ctrl-C is for the parent
         )
         assert process.stdin is not None

@@ -10,13 +10,30 @@ from pagewood.engine.api import EngineConfig
 from pagewood.engine.runner.ranks.cores import divided_cores
 from pagewood.schedpolicy.routing.replicas import Role
 
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
 
 def num_cores() -> int:
     """Return the processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def check_fleet(config: EngineConfig, *, num_replicas: int, num_prefill: int = 0, num_cores: int) -> None:
+def cuda_devices() -> tuple[str, ...]:
+    """Return the CUDA devices that this process may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    chosen = os.environ.get(VISIBLE_DEVICES)
+    if chosen is not None:
+        return tuple(filter(None, map(str.strip, chosen.split(","))))
+    return tuple(str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def check_fleet(
+    config: EngineConfig,
+    *,
+    num_replicas: int,
+    num_prefill: int = 0,
+    num_cores: int,
+    num_devices: int = 0,
+) -> None:
     """Check that several engines can have a configuration.
 
     Args:
@@ -24,6 +41,7 @@ def check_fleet(config: EngineConfig, *, num_replicas: int, num_prefill: int = 0
         num_replicas: engines, >= 1.
         num_prefill: those of them that only compute prompts.
         num_cores: processors.
+        num_devices: CUDA devices.
 
     Raises:
         ValueError: a field stands against it.
@@ -34,8 +52,11 @@ def check_fleet(config: EngineConfig, *, num_replicas: int, num_prefill: int = 0
         return
     if num_prefill and config.remote_cache is None:
         raise ValueError(f"prefill_replicas must be 0 without remote_cache, where replicas share KV, got {num_prefill}")
-    if config.device == "cuda":
-        raise ValueError("device must be cpu with replicas, got cuda: devices are not divided among replicas")
+    if config.device == "cuda" and num_devices < num_replicas * config.num_ranks:
+        raise ValueError(
+            f"replicas must leave each engine a CUDA device for each of its {config.num_ranks} ranks, "
+            f"got {num_replicas} with {num_devices} devices"
+        )
     if config.nnodes > 1:
         raise ValueError(f"nnodes must be 1 with replicas, got {config.nnodes}: engines are on one host")
     if config.role != "both":
@@ -78,6 +99,14 @@ def address_of_each(address: str, number: int) -> str:
     if address.startswith("tcp://"):
         return address if port == "*" else f"{start}:{int(port) + number}"
     return f"{address}-{number}"
+
+
+def devices_of_each(config: EngineConfig, num_replicas: int) -> list[tuple[str, ...]]:
+    """Return the CUDA devices of each engine, one for each of its ranks; empty: it computes on a CPU."""
+    if config.device != "cuda":
+        return [()] * num_replicas
+    names, size = cuda_devices(), config.num_ranks
+    return [names[number * size : (number + 1) * size] for number in range(num_replicas)]
 
 
 def cores_of_each(num_replicas: int) -> list[tuple[int, ...]]:

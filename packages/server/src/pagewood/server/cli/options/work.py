@@ -35,7 +35,8 @@ def add_work_options(page: Page) -> None:
         "it has cached, and keeps priorities, shares and quotas of tenants over all. If an engine dies, its requests "
         "go on in the others. --max-queue-seconds limits the wait for an engine, and there for the first step; "
         "--refuse-late is decided when an engine gets the request. Engine N has the folder replica-N of the disk "
-        "cache, a decision log with -N in its name, and for --kv-events the port plus N. CPU only.",
+        "cache, a decision log with -N in its name, and for --kv-events the port plus N. With CUDA it has devices of "
+        "its own.",
     )
     work.add(
         "--prefill-replicas",

@@ -66,7 +66,7 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     embeddings: list[list[float]]
     total_duration: int
     """In nanoseconds."""
-    load_duration: int = 0
+    load_duration: int
     prompt_eval_count: int
 
 
@@ -100,8 +100,17 @@ def embed(
     model: wire.Model,
     *,
     started_s: float,
+    load_s: float,
 ) -> Work:
-    """Return the content of a request to `/api/embed`; it came at `started_s` on the monotonic clock."""
+    """Return the content of a request to `/api/embed`.
+
+    Args:
+        request: its body.
+        recipe: of the model.
+        model: which it is.
+        started_s: when it came, on the monotonic clock.
+        load_s: how long it waited for the load of the model.
+    """
     pooling = replace(recipe.pooling, normalize=True)
     if request.dimensions is not None:
         pooling = replace(pooling, dimensions=request.dimensions)
@@ -111,6 +120,7 @@ def embed(
             model=request.model,
             embeddings=[_numbers(one) for one in found],
             total_duration=max(0, round((time.monotonic() - started_s) * 1e9)),
+            load_duration=round(load_s * 1e9),
             prompt_eval_count=usage.prompt_tokens,
         )
         return msgspec.json.encode(answer)

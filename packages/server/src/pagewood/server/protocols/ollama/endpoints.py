@@ -153,7 +153,7 @@ class OllamaEndpoints:
         said = await self._read(request, embeddings.parse_embed)
         service, model = await self._model(request, said)
         exchange = exchange_of(request.scope)
-        work = embeddings.embed(said, service.recipe, model, started_s=exchange.started_s)
+        work = embeddings.embed(said, service.recipe, model, started_s=exchange.started_s, load_s=exchange.load_s)
         return respond(service.live, work, names=names_of(request, exchange.request_id))
 
     async def embeddings(self, request: Request) -> ASGIApp:
@@ -260,10 +260,12 @@ class OllamaEndpoints:
 
 
 def _format(request: Request, said: fields.CommonFields) -> OllamaFormat:
+    exchange = exchange_of(request.scope)
     return OllamaFormat(
         model=said.model,
         is_chat=isinstance(said, fields.OllamaChatRequest),
-        started_s=exchange_of(request.scope).started_s,
+        started_s=exchange.started_s,
+        load_s=exchange.load_s,
         logprobs=bool(said.logprobs),
     )
 

@@ -78,6 +78,8 @@ class OllamaFormat:
     """Whether answers are messages, with calls; otherwise they are texts."""
     started_s: float
     """When the request came, on the clock."""
+    load_s: float = 0.0
+    """How long it waited for the load of its model."""
     logprobs: bool = False
     """Whether answers have log probabilities."""
     clock: Callable[[], float] = time.monotonic
@@ -137,9 +139,9 @@ class OllamaFormat:
             done=True,
             done_reason=reason,
             total_duration=_nanoseconds(now_s - self.started_s),
-            load_duration=0,  # the model is loaded
+            load_duration=_nanoseconds(self.load_s),
             prompt_eval_count=usage.prompt_tokens,
-            prompt_eval_duration=_nanoseconds(first_s - self.started_s),
+            prompt_eval_duration=_nanoseconds(first_s - self.started_s - self.load_s),
             eval_count=usage.completion_tokens,
             eval_duration=_nanoseconds(now_s - first_s),
         )
