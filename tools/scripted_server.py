@@ -12,7 +12,7 @@ from pathlib import Path
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.http_server import http_server
 from pagewood.server.http.limits import HttpLimits
-from pagewood.server.serve import bind
+from pagewood.server.http.listening import bind
 
 SUPPORT = Path(__file__).resolve().parent.parent / "packages" / "server" / "tests" / "support"
 sys.path.append(str(SUPPORT))
@@ -47,7 +47,7 @@ async def scripted_server(
     )
     await server.start()
     with bind("127.0.0.1", 0) as socket:
-        http = http_server(server.frontend, stop_grace_s=5)
+        http = http_server(server.frontend.site(), stop_grace_s=5)
         serving = asyncio.create_task(http.serve(sockets=[socket]))
         try:
             yield f"http://127.0.0.1:{socket.getsockname()[1]}"

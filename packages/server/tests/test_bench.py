@@ -20,7 +20,7 @@ from pagewood.server.bench.records import Record
 from pagewood.server.bench.run import run
 from pagewood.server.bench.workloads import Conversation, History, Lengths, Turn, Words, ids_below, words_of
 from pagewood.server.http.http_server import http_server
-from pagewood.server.serve import bind
+from pagewood.server.http.listening import bind
 
 pytestmark = pytest.mark.anyio
 Senders = Callable[[str], Sender]
@@ -249,7 +249,7 @@ async def test_our_server(model_folder: Path, tokenizer: Tokenizer, tmp_path: Pa
     words = ["--endpoint", "completions", "--requests", "12", "--concurrency", "3", "--input-tokens", "40"]
     words += ["--output-tokens", "9", "--slo", "ttft=60s", "--json", str(file), "--quiet"]
     with bind("127.0.0.1", 0) as socket:
-        serving = http_server(server.frontend, stop_grace_s=5)
+        serving = http_server(server.frontend.site(), stop_grace_s=5)
         task = asyncio.create_task(serving.serve(sockets=[socket]))
         try:
             url = f"http://127.0.0.1:{socket.getsockname()[1]}"

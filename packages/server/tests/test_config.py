@@ -117,3 +117,8 @@ def test_trusted_proxies() -> None:
     for wrong in ("proxy.example.com", "*", "10.0.0.1/8", ""):
         with pytest.raises(ValueError, match="trusted_proxies must be addresses or networks"):
             config(trusted_proxies=(wrong,))
+
+
+def test_one_http_process_at_least() -> None:
+    with pytest.raises(ValueError, match="http_processes must be >= 1, got 0"):
+        config(http_processes=0)

@@ -35,10 +35,10 @@ from pagewood.engine.api import (
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.http_server import http_server
 from pagewood.server.http.limits import HttpLimits
+from pagewood.server.http.listening import bind
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of
 from pagewood.server.messages import wire
-from pagewood.server.serve import bind
 from pagewood.server.stages.tokenizing import commands
 
 SEED = int(os.environ.get("PAGEWOOD_FUZZ_SEED", "0"))
@@ -160,7 +160,7 @@ async def test_bytes_of_http(server: MemoryServer, factor: int) -> None:
         b"GET /health HTTP/1.0\r\n\r\n",
     ]
     socket = bind("127.0.0.1", 0)
-    http = http_server(server.frontend, stop_grace_s=4)
+    http = http_server(server.frontend.site(), stop_grace_s=4)
     serving = asyncio.create_task(http.serve(sockets=[socket]))
     await server.until(lambda: http.started)
 

@@ -13,8 +13,8 @@ import pytest
 
 from memory_server import MemoryServer
 from pagewood.server.http.http_server import http_server
+from pagewood.server.http.listening import bind
 from pagewood.server.observe.incidents import Incidents
-from pagewood.server.serve import bind
 from pagewood.server.shutdown import Shutdown
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ class Ending:
 async def ending(server: MemoryServer, *, drain_s: float) -> AsyncGenerator[Ending]:
     """Serve over a socket until the shutdown has ended uvicorn."""
     listening = bind("127.0.0.1", 0)
-    http = http_server(server.frontend, stop_grace_s=2)
+    http = http_server(server.frontend.site(), stop_grace_s=2)
     incidents = Incidents()
     shutdown = Shutdown(server.service.live, drain_s=drain_s, incidents=incidents)
     draining = asyncio.create_task(shutdown.run(http))

@@ -25,10 +25,11 @@ from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
 from pagewood.server.cli.main import main
 from pagewood.server.http.http_server import http_server
+from pagewood.server.http.listening import bind
 from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of
 from pagewood.server.observe.console import Console
-from pagewood.server.serve import bind, check_certificate
+from pagewood.server.serve import check_certificate
 from serving import MODEL, Server, until
 
 KEY, ADMIN = "sk-0123456789-user", "sk-0123456789-admin"
@@ -59,7 +60,7 @@ def certificate(folder: Path, name: str = "server") -> tuple[Path, Path]:
 async def listening(server: MemoryServer, tls: tuple[Path, Path]) -> AsyncGenerator[int]:
     """Serve over TLS; yield the port."""
     socket = bind("127.0.0.1", 0)
-    http = http_server(server.frontend, stop_grace_s=5, tls_cert=tls[0], tls_key=tls[1])
+    http = http_server(server.frontend.site(), stop_grace_s=5, tls_cert=tls[0], tls_key=tls[1])
     serving = asyncio.create_task(http.serve(sockets=[socket]))
     await server.until(lambda: http.started)
     try:

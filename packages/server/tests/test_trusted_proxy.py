@@ -10,7 +10,7 @@ import pytest
 
 from memory_server import MemoryServer
 from pagewood.server.http.http_server import http_server
-from pagewood.server.serve import bind
+from pagewood.server.http.listening import bind
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +36,7 @@ async def test_a_header_names_the_client_only_from_a_trusted_proxy(
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # a variable of uvicorn, which says nothing here
     caplog.set_level(logging.INFO, "pagewood.server.requests")
     socket = bind("127.0.0.1", 0)
-    http = http_server(server.frontend, stop_grace_s=5, trusted_proxies=trusted)
+    http = http_server(server.frontend.site(), stop_grace_s=5, trusted_proxies=trusted)
     serving = asyncio.create_task(http.serve(sockets=[socket]))
     await server.until(lambda: http.started)
     try:

@@ -10,8 +10,9 @@ from socket import SO_SNDBUF, SOL_SOCKET
 from typing import Any
 
 from memory_server import MemoryServer
+from near_entrance import behind_an_entrance
 from pagewood.server.http.http_server import http_server
-from pagewood.server.serve import bind
+from pagewood.server.http.listening import bind
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -76,13 +77,19 @@ Connect = Callable[[], Any]
 
 
 @asynccontextmanager
-async def listening(server: MemoryServer, *, buffer_bytes: int | None = None) -> AsyncGenerator[Connect]:
-    """Serve on a port of this machine; yield a function that connects. Sockets have buffers of a given length."""
+async def listening(
+    server: MemoryServer, *, buffer_bytes: int | None = None, is_passed: bool = False
+) -> AsyncGenerator[Connect]:
+    """Serve on a port of this machine; yield a function that connects. Sockets have buffers of a given length.
+
+    `is_passed`: an entrance has the connections.
+    """
     socket = bind("127.0.0.1", 0)
     if buffer_bytes is not None:
         socket.setsockopt(SOL_SOCKET, SO_SNDBUF, buffer_bytes)
     port = socket.getsockname()[1]
-    http = http_server(server.frontend, stop_grace_s=4)
+    site = server.frontend.site()
+    http = http_server(behind_an_entrance(site) if is_passed else site, stop_grace_s=4)
     serving = asyncio.create_task(http.serve(sockets=[socket]))
     sockets: list[Socket] = []
 

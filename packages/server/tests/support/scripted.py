@@ -14,7 +14,7 @@ from memory_server import MemoryServer
 from pagewood.engine.text import Tokenizer
 from pagewood.server.http.errors import unavailable
 from pagewood.server.http.http_server import http_server
-from pagewood.server.serve import bind
+from pagewood.server.http.listening import bind
 
 
 class Script:
@@ -66,7 +66,7 @@ async def paced(server: MemoryServer, *, step_s: float = 0.025) -> AsyncGenerato
 async def listening(server: MemoryServer) -> AsyncGenerator[str]:
     """Serve a server over a real socket; yield its URL."""
     socket = bind("127.0.0.1", 0)
-    http = http_server(server.frontend, stop_grace_s=5)
+    http = http_server(server.frontend.site(), stop_grace_s=5)
     serving = asyncio.create_task(http.serve(sockets=[socket]))
     await server.until(lambda: http.started)
     try:

@@ -64,12 +64,14 @@ class ServeConfig:
     """Those of them that only compute prompts, for the others, which find them in `EngineConfig.remote_cache`."""
     tokenizer_workers: int = 1
     """Tokenizer processes."""
+    http_processes: int = 1
+    """Processes that take connections; the first one answers the requests of all."""
     max_queued: int = 1024
     """Requests that may be queued beyond those that run."""
     max_body_bytes: int = 16 * 1024 * 1024
     """Longest request body."""
     max_connections: int | None = None
-    """Open connections; None: as many as the process's limit of open files allows."""
+    """Open connections of each HTTP process; None: as many as the process's limit of open files allows."""
     allowed_hosts: tuple[str, ...] = ()
     """Further host names under which clients reach the server; `*.example.com` and `*` are patterns."""
     allowed_origins: tuple[str, ...] = ()
@@ -168,7 +170,7 @@ class ServeConfig:
             raise ValueError("insecure_no_keys must be false with API keys")
         if not 0 <= self.port <= MAX_PORT:
             raise ValueError(f"port must be in [0, {MAX_PORT}], got {self.port}")
-        for name in ("replicas", "tokenizer_workers", "max_body_bytes", "max_connections"):
+        for name in ("replicas", "tokenizer_workers", "http_processes", "max_body_bytes", "max_connections"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         self._check_replicas()

@@ -24,6 +24,7 @@ import zmq
 from pagewood.engine.observe.settings_log import log_settings
 from pagewood.server import __version__
 from pagewood.server.config import ServeConfig
+from pagewood.server.http.listening import bind, bind_first
 from pagewood.server.jobs.store import JobStore
 from pagewood.server.keys.file import read_keys
 from pagewood.server.keys.gate import KeyGate
@@ -49,13 +50,13 @@ from pagewood.server.shutdown import Shutdown
 if TYPE_CHECKING:
     import uvicorn
 
+    from pagewood.server.entrances.entrances import Entrances
     from pagewood.server.http.app import Frontend
     from pagewood.server.jobs.worker import JobWorker
     from pagewood.server.observe.tracing import Tracing
 
 LAST_WORDS_S = 2
 """Longest time to send errors to the remaining requests when the time for draining is over."""
-BACKLOG = 2048
 _log = logging.getLogger(__name__)
 
 
@@ -75,7 +76,7 @@ def run_server(config: ServeConfig, pool: PoolConfig | None = None) -> int:
         _log.warning("keys and prompts travel unencrypted; give --tls-cert and --tls-key, or put a TLS proxy before it")
     if config.insecure_no_keys and not config.is_local:
         _log.warning("everyone who reaches %s port %d can use the model", config.host, config.port)
-    listening = bind(config.host, config.port)
+    listening = (bind if config.http_processes == 1 else bind_first)(config.host, config.port)
     log_settings(_log, config, SUBJECTS, {one.name: one.default for one in fields(config)})
     _log.info("every setting that is not named here or by the engine has its default; --log-level debug shows all")
     with (
@@ -86,25 +87,6 @@ def run_server(config: ServeConfig, pool: PoolConfig | None = None) -> int:
     ):
         gate = KeyGate(keys, run_key=None if run_key is None else run_key.digest)
         return runner.run(_serve(config, pool, gate, run_key, listening, folder, store))
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket. This comes first, so that no process is started for an address that is taken.
-
-    Raises:
-        ValueError: the address cannot be used.
-    """
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        if host == "::":  # all addresses, those of IPv4, too, whatever the system's default is
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(BACKLOG)
-    except OSError as error:
-        listening.close()
-        raise ValueError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
-    return listening
 
 
 @contextlib.contextmanager
@@ -194,10 +176,13 @@ async def _serve(
         else make_pool(pool, folder=folder, context=context)
     )
     shutdown = Shutdown(served.held, drain_s=config.drain_s, incidents=metrics.incidents)
+    entrances: Entrances | None = None
 
     def end_at_once(number: int) -> None:
         """End at once, and leave no processes or files behind."""
         served.kill_all()
+        if entrances is not None:
+            entrances.kill_all()
         shutil.rmtree(folder, ignore_errors=True)
         if run_key is not None:
             run_key.remove()
@@ -217,22 +202,38 @@ async def _serve(
         try:
             await served.start()
             jobs = None if store is None else make_worker(config, store, gate, metrics)
-            server = _http_side(
-                config, served, gate=gate, metrics=metrics if config.metrics else None, tracing=tracing, jobs=jobs
+            server, entrances = _http_side(
+                config,
+                served,
+                gate=gate,
+                metrics=metrics,
+                tracing=tracing,
+                jobs=jobs,
+                listening=listening,
+                folder=folder,
+                context=context,
+                give_up=give_up,
             )
             gc.collect()
             gc.freeze()  # a full collection would visit every module
             if pool is not None:
                 show(console, None)
             tasks += [asyncio.create_task(work) for work in (*served.work(), shutdown.run(server))]
+            if entrances is not None:
+                tasks.append(asyncio.create_task(entrances.run()))
+                entrances.start()
             if jobs is not None:
                 tasks.append(asyncio.create_task(shutdown.while_open(jobs.run())))
             await server.serve(sockets=[listening])
         finally:
+            if entrances is not None:
+                await entrances.stop()
             await served.stop()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if entrances is not None:
+                entrances.close()
             served.close()
             context.term()
             if tracing is not None:
@@ -247,20 +248,55 @@ def _http_side(
     served: SingleModel | ModelPool,
     *,
     gate: KeyGate,
-    metrics: Metrics | None,
+    metrics: Metrics,
     tracing: Tracing | None,
     jobs: JobWorker | None,
-) -> uvicorn.Server:
-    """Return the HTTP server, which takes no connections yet."""
+    listening: socket.socket,
+    folder: Path,
+    context: zmq.Context[zmq.Socket[bytes]],
+    give_up: Callable[[str, int], None],
+) -> tuple[uvicorn.Server, Entrances | None]:
+    """Return the HTTP server and its entrances, if it has any; they take no connections yet."""
     from pagewood.server.http.http_server import http_server
 
-    return http_server(
-        make_frontend(config, served, gate=gate, metrics=metrics, tracing=tracing, jobs=jobs),
+    frontend = make_frontend(
+        config, served, gate=gate, metrics=metrics if config.metrics else None, tracing=tracing, jobs=jobs
+    )
+    site = frontend.site()
+    server = http_server(
+        site,
         stop_grace_s=LAST_WORDS_S,
         tls_cert=config.tls_cert,
         tls_key=config.tls_key,
         trusted_proxies=config.trusted_proxies,
     )
+    if config.http_processes == 1:
+        return server, None
+    from pagewood.server.entrances.entrances import Entrances
+    from pagewood.server.entrances.messages import EntranceSettings
+
+    host, port = listening.getsockname()[:2]
+    entrances = Entrances(
+        config,
+        site.app,
+        first=EntranceSettings(
+            host=host,
+            port=port,
+            limits=site.limits,
+            stop_grace_s=LAST_WORDS_S,
+            tls=None if config.tls_cert is None else (str(config.tls_cert), str(config.tls_key)),
+            trusted_proxies=config.trusted_proxies,
+        ),
+        folder=folder,
+        context=context,
+        tasks=server.server_state.tasks,
+        incidents=metrics.incidents,
+        give_up=give_up,
+    )
+    if config.metrics:
+        metrics.processes = lambda: {HTTP: os.getpid(), **entrances.pids(), **served.pids()}
+        metrics.num_connections = lambda: len(site.connections) + entrances.num_connections
+    return server, entrances
 
 
 def make_frontend(

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from pagewood.server.dashboard.endpoints import DashboardEndpoints, page_routes
 from pagewood.server.documentation.pages import OPEN_PATHS, Documentation
 from pagewood.server.http.access import AccessRules
-from pagewood.server.http.connections import Connections
+from pagewood.server.http.connections import Connections, Site
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.exchange import ExchangeTracing, FrontDoor, openai_error
 from pagewood.server.http.limits import HttpLimits
@@ -94,6 +94,10 @@ class Frontend:
             *(() if self.metrics is None else MetricsEndpoint(metrics=self.metrics, models=models).operations()),
             *self.more,
         ]
+
+    def site(self) -> Site:
+        """Return the application with its limits and connections."""
+        return Site(app=self.app(), limits=self.limits, connections=self.connections)
 
     def app(self) -> ASGIApp:
         """Return the application."""

@@ -7,11 +7,12 @@ import logging
 import select
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import httptools
 import uvicorn
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -22,8 +23,8 @@ from pagewood.server.protocols.common.formats import EVENTS, LINES
 
 WARN_EVERY_S = 10.0
 INTERIM_RESPONSE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_BODY_WRITER = "pagewood.body_writer"
-"""Extension of an ASGI scope."""
+BODY_WRITER = "pagewood.body_writer"
+"""Extension of an ASGI scope: a `BodyWriter`."""
 FILLERS = {EVENTS: b"3\r\n:\n\n\r\n", LINES: b"1\r\n \r\n"}
 """Content type of a stream -> a chunk without meaning: a comment, or a space before the next JSON value."""
 
@@ -91,11 +92,34 @@ class Connections:
             _log.warning("%d connections are open, the limit is %d", len(self._open), self._limits.max_connections)
 
 
-class BodyWriter:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What an HTTP server serves."""
+
+    app: ASGIApp
+    limits: HttpLimits
+    """Of connections and heads."""
+    connections: Connections
+
+
+class BodyWriter(Protocol):
     """Writes pieces of one streamed body at once, without the coroutine of ASGI's `send`, which every token would pay.
 
-    Invariant: it writes the same bytes as `send` would; the beginning and the end of a body are for `send`.
+    It writes the same bytes as `send` would; the beginning and the end of a body are for `send`.
     """
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a piece may be written now: the body has begun, and its client keeps up with reading it."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Write a piece, which is not empty, of a body that is open."""
+        ...
+
+
+class ChunkWriter:
+    """Writes pieces to the connection of this process. Satisfies `BodyWriter`."""
 
     __slots__ = ("_cycle",)
 
@@ -117,7 +141,7 @@ class BodyWriter:
 
 def body_writer_of(scope: Scope) -> BodyWriter | None:
     """Return the writer of pieces of the answer's body; None: the ASGI server has only `send`."""
-    return scope.get("extensions", {}).get(_BODY_WRITER)
+    return scope.get("extensions", {}).get(BODY_WRITER)
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -269,7 +293,7 @@ class HttpConnection(HttpToolsProtocol):
         self._stop_deadline()
         self._table.mark_busy(self.transport)
         super().on_headers_complete()
-        cast("Any", self.scope)["extensions"] = {_BODY_WRITER: BodyWriter(self.cycle)}
+        cast("Any", self.scope)["extensions"] = {BODY_WRITER: ChunkWriter(self.cycle)}
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""

@@ -29,6 +29,8 @@ NO_SNIFFING = {"x-content-type-options": "nosniff"}
 CLIENT_LEFT = 499
 """Status in the log for a request whose client left before it got an answer; the number is nginx's."""
 _SCOPE_KEY = "pagewood.exchange"
+CROWDED = "pagewood.crowded"
+"""Extension of a scope whose connection is one too many in another process."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _HEALTH_PATHS = ("/health", "/live", "/ping", "/ready", "/health/generate", "/health_generate", "/metrics")
 _ANTHROPIC = "/v1/messages"
@@ -59,7 +61,7 @@ class Exchange:
     error_form: ErrorForm = openai_error  # written by: FrontDoor, anthropic.models
     """Writes errors in the form of the path's protocol."""
     status: int = CLIENT_LEFT  # written by: FrontDoor
-    media_type: str = ""  # written by: FrontDoor
+    media_type: str = ""  # written by: FrontDoor, Entrance
     """Content type of the answer, once it has begun."""
     is_complete: bool = False  # written by: FrontDoor
     """Whether the whole answer was sent."""
@@ -71,10 +73,10 @@ class Exchange:
     """Ids of its requests in the other processes, whose logs have them; one that was sent again has several."""
     span: object = None
     """The tracer's data about it; None: it is not traced."""  # written by: FrontDoor
-    on_end: Callable[[], None] | None = None
-    """Called when it is over; None: no call."""  # written by: models.pool
     load_s: float = 0.0  # written by: models.pool
     """How long it waited for the load of its model."""
+    on_end: Callable[[], None] | None = None
+    """Called when it is over; None: no call."""  # written by: models.pool
 
     def log(self, now_s: float) -> None:
         """Write the line of this request: no text of prompts or answers."""
@@ -150,6 +152,11 @@ def exchange_of(scope: Scope) -> Exchange:
     return scope[_SCOPE_KEY]
 
 
+def begin_exchange(scope: Scope, exchange: Exchange) -> None:
+    """Note the exchange that an ASGI scope belongs to."""
+    scope[_SCOPE_KEY] = exchange
+
+
 def new_id() -> str:
     """Return a new id, for a request without one."""
     return uuid.uuid4().hex
@@ -203,7 +210,7 @@ class FrontDoor:
             started_s=self.clock(),
             error_form=self._error_form(scope["path"]),
         )
-        scope[_SCOPE_KEY] = exchange
+        begin_exchange(scope, exchange)
         if self.tracing is not None:
             exchange.span = self.tracing.open(headers)
         origin = headers.get("origin", "")
@@ -245,7 +252,8 @@ class FrontDoor:
         try:
             self.access.check_host(headers, http_version=scope.get("http_version", "1.1"))
             self.access.check_origin(headers, method=scope["method"], scheme=scope.get("scheme", "http"))
-            if self.is_crowded() and scope["path"] not in _HEALTH_PATHS:
+            is_crowded = self.is_crowded() or CROWDED in scope.get("extensions", {})
+            if is_crowded and scope["path"] not in _HEALTH_PATHS:
                 raise too_many_connections()
             if (preflight := self._preflight(scope, headers)) is not None:  # browsers send no key with it
                 return preflight

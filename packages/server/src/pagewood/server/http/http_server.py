@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from pagewood.server.http.app import Frontend
-from pagewood.server.http.connections import HttpConnection
+from pagewood.server.http.connections import HttpConnection, Site
 
 
 class HttpServer(uvicorn.Server):
@@ -24,7 +23,7 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(
-    frontend: Frontend,
+    site: Site,
     *,
     stop_grace_s: int,
     tls_cert: Path | None = None,
@@ -34,16 +33,16 @@ def http_server(
     """Return a server that is not started yet.
 
     Args:
-        frontend: the application and its limits.
+        site: what it serves.
         stop_grace_s: time that requests get to end when the server stops, seconds.
         tls_cert: certificate chain, PEM; None: HTTP without TLS.
         tls_key: its private key, PEM.
         trusted_proxies: addresses or networks of proxies whose `X-Forwarded-For` and `-Proto` name the client.
     """
-    protocol = partial(HttpConnection, limits=frontend.limits, connections=frontend.connections)
+    protocol = partial(HttpConnection, limits=site.limits, connections=site.connections)
     return HttpServer(
         uvicorn.Config(
-            frontend.app(),
+            site.app,
             http=cast("Any", protocol),  # uvicorn only calls it
             ws="none",
             lifespan="off",
@@ -53,7 +52,7 @@ def http_server(
             server_header=False,
             proxy_headers=bool(trusted_proxies),
             forwarded_allow_ips=list(trusted_proxies),
-            timeout_keep_alive=frontend.limits.keep_alive_s,
+            timeout_keep_alive=site.limits.keep_alive_s,
             timeout_graceful_shutdown=stop_grace_s,
             ssl_certfile=tls_cert,
             ssl_keyfile=tls_key,

@@ -118,6 +118,10 @@ class ZmqReceiver:
             frames = self._drain()
         return frames
 
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when frames arrive after `receive` has returned all."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """Stop listening."""
         self._socket.close(linger=0)

@@ -12,7 +12,15 @@ SUBJECTS: Mapping[str, Sequence[str]] = {
     ),
     "access": ("api_key_file", "insecure_no_keys"),
     "processes": (
-        *("replicas", "prefill_replicas", "tokenizer_workers", "drain_s", "watchdog_s", "max_retries"),
+        *(
+            "replicas",
+            "prefill_replicas",
+            "tokenizer_workers",
+            "http_processes",
+            "drain_s",
+            "watchdog_s",
+            "max_retries",
+        ),
         *("restart_order", "max_quick_deaths"),
     ),
     "queue": ("max_queued", "max_ttft_s"),

@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from pagewood.engine.api import EngineConfig
+from pagewood.server.entrances.messages import EntranceSettings
 from pagewood.server.messages.links import ZmqReceiver, ZmqSender, address
 from pagewood.server.messages.sleep_state import SleepState
 from pagewood.server.observe import logs
@@ -52,9 +53,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a router chooses among several engines."""
     cores: tuple[int, ...] = ()
     """Processors that the process may use; empty: all that its parent may use."""
-    stop_grace_s: float = STOP_GRACE_S
     devices: tuple[str, ...] = ()
     """CUDA devices that the process may use; empty: all that its parent may use."""
+    stop_grace_s: float = STOP_GRACE_S
     """How long the child may take to end, seconds."""
     log_level: str = "info"
     log_format: logs.LogFormat = "text"
@@ -69,6 +70,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_events_replay: str | None = None
     kv_events_form: Literal["map", "array"] = "map"
     kv_events_topic: str = ""
+    entrance: EntranceSettings | None = None
+    """Of an entrance; None: another process."""
 
 
 class ParentWatch:

@@ -24,8 +24,8 @@ COUNTED_APART = "each ingress would count what a tenant has for itself"
 
 _REASONS = {
     "Ray Serve does this": (
-        *("host", "port", "tls_cert", "tls_key", "trusted_proxies", "max_connections", "replicas", "restart_order"),
-        *("max_quick_deaths", "watchdog_s"),
+        *("host", "port", "tls_cert", "tls_key", "trusted_proxies", "max_connections", "http_processes"),
+        *("replicas", "restart_order", "max_quick_deaths", "watchdog_s"),
     ),
     "replicas of one host would share it": ("disk_cache_path", "decision_log"),
     "replicas have one role": ("prefill_replicas", "role"),

@@ -117,7 +117,18 @@ def _add_http_limits(address: Group) -> None:
         type=int,
         metavar="N",
         help="open connections (default: what `ulimit -n` allows, at most 8192)",
-        more="Beyond it the connection that was idle longest is closed, or requests get 503.",
+        more="Beyond it the connection that was idle longest is closed, or requests get 503. With --http-processes, of "
+        "each process.",
+    )
+    address.add(
+        "--http-processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that take connections (default: %(default)s)",
+        more="All listen on the port (SO_REUSEPORT). Those beyond the first have connections, TLS, the parsing of HTTP "
+        "and what slow clients have not read; the first one answers the requests of all, so everything else exists "
+        "once. If one of the others dies, its connections end, and it is started again.",
     )
     address.add(
         "--dashboard-text",

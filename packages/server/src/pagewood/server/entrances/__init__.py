@@ -1,0 +1,1 @@
+"""Further HTTP processes: they have connections, and the first HTTP process answers."""
