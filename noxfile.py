@@ -35,7 +35,8 @@ ENGINES_NEED = (
     "openai-harmony", "xxhash", "apache-tvm-ffi==0.1.11", "uvicorn", "uvloop", "scipy", "interegular", "gguf", "lark",
     "outlines_core", "zstandard", "nvidia-ml-py", "python-multipart", "distro", "easydict", "prompt_toolkit", "six",
     "python-json-logger", "packaging", "loguru", "dill", "diskcache", "ipython", "typing_extensions", "msgpack",
-    "anthropic", "aiofile", "aiofiles", "cryptography", "ray", "omegaconf", "codetiming", "hydra-core",
+    "anthropic", "aiofile", "aiofiles", "cryptography", "ray", "omegaconf", "codetiming", "hydra-core", "pandas",
+    "datasets",
 )  # fmt: skip
 # For optional features, examples and our own tools.
 EXTRAS = (
