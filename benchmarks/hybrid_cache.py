@@ -1,6 +1,7 @@
 """What caches of hybrid models find, at equal memory: pages with states apart, against blocks that hold both.
 
-    python benchmarks/hybrid_cache.py TRACE.jsonl       # a trace of Mooncake's form; some minutes
+    python benchmarks/hybrid_cache.py                   # agents with many short turns; some minutes
+    python benchmarks/hybrid_cache.py TRACE.jsonl --memory 915456     # a trace of Mooncake's form instead
     python benchmarks/hybrid_cache.py --smoke           # only to see that the script works
 
 A hybrid model can go on behind a prefix only from a state that was kept at its end. A state takes as much memory as the
@@ -11,8 +12,9 @@ pages and states   pages of 16 tokens in `radixcache`, and states in places of t
 blocks of N        each block of N tokens has their keys and values and the state behind it, and hits whole
 
 The simulator runs one replica; all get the same bytes, given as the tokens of keys and values that would fill them.
-Results do not depend on the machine. In Mooncake's trace prompts share blocks of 512 tokens, which a page must divide
-or be a multiple of: there, blocks of 512 stand for those of 528.
+Results do not depend on the machine. Mooncake's trace knows prompts in blocks of 512 tokens, which a page must divide
+or be a multiple of: there, blocks of 512 stand for those of 528, and the state at the end of a prompt is also kept at the end
+of its last whole block, since what continues the prompt shares no more in this trace.
 """
 
 import argparse
@@ -39,6 +41,7 @@ from pagewood.schedpolicy.simulation import (
 )
 from pagewood.schedpolicy.simulation.cache import PrefixCache
 from pagewood.schedpolicy.simulation.policies import DEFAULT_BUDGET
+from pagewood.schedpolicy.simulation.trace import scaled
 
 PAGE_SIZE = 16
 NUM_ROWS = 32
@@ -90,8 +93,10 @@ class PagesAndStates:
             self._attach(tokens[:known], is_spare=False)
         for end in range((known // self._interval + 1) * self._interval, num_pages, self._interval):
             self._attach(tokens[:end], is_spare=True)
-        if known < num_pages:
-            self._attach(tokens, is_spare=False)
+        named = sum(key >= 0 for key in keys[:num_pages])
+        for end in sorted({named, num_pages}):
+            if end > known:
+                self._attach(tokens[:end], is_spare=False)
         return num_pages - known
 
     def lock(self, keys: Sequence[int], num_pages: int) -> None:
@@ -220,8 +225,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("trace", nargs="?", type=Path, help="a trace of Mooncake's form")
     parser.add_argument("--memory", type=int, default=500_000, help="in tokens of keys and values")
     parser.add_argument("--state-tokens", type=int, nargs="+", default=[528, 2048], help="size of a state, in these")
-    parser.add_argument("--state-share", type=float, default=0.125, help="part of memory for states that are apart")
+    parser.add_argument("--state-share", type=float, default=0.25, help="part of memory for states that are apart")
     parser.add_argument("--requests", type=int, default=5_000, help="of the agents")
+    parser.add_argument("--rate", type=float, default=0.125, help="of the trace from a file, as a factor")
     parser.add_argument("--smoke", action="store_true", help="a few requests, only to see that the script works")
     options = parser.parse_args(arguments)
     print("| trace | state | way | M tokens found | of prompts | M computed | first token p50, ms | p99 |")
@@ -229,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     num_requests = 60 if options.smoke else options.requests
     traces = [(agents(num_requests, rate=4.0, seed=1), (528, 2048))]
     if options.trace is not None:
-        traces.append((load_trace(options.trace), (512, 2048)))
+        traces = [(scaled(load_trace(options.trace), rate=options.rate), (512, 2048))]
     for trace, blocks in traces:
         for state_tokens in options.state_tokens:
             for row in rows(trace, options.memory, state_tokens, blocks, share=options.state_share):

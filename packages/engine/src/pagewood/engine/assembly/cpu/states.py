@@ -9,7 +9,7 @@ from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.models.config import ModelConfig
 from pagewood.kvpool import StateLayout
 
-_MEMORY_SHARE = 0.125
+_MEMORY_SHARE = 0.25
 """Part of the free memory that states may take unless the configuration sets their number."""
 _PLACES_PER_ROW = 5
 _LEAST_INTERVAL = 256
