@@ -889,7 +889,7 @@ class EngineConfig:
     all that `mem_fraction` leaves."""
     state_places: int | None = None
     """Places for the states of recurrent layers: one for each request that may run, and copies that the prefix cache
-    keeps; None: five for each request, in at most an eighth of the free memory."""
+    keeps; None: five for each request, in at most a quarter of the free memory."""
     mem_fraction: float = 0.9
     """Fraction of a CUDA device's free memory for weights, activations, graphs and KV memory together."""
     page_size: int = 16
