@@ -13,8 +13,8 @@ blocks of N        each block of N tokens has their keys and values and the stat
 
 The simulator runs one replica; all get the same bytes, given as the tokens of keys and values that would fill them.
 Results do not depend on the machine. Mooncake's trace knows prompts in blocks of 512 tokens, which a page must divide
-or be a multiple of: there, blocks of 512 stand for those of 528, and the state at the end of a prompt is also kept at the end
-of its last whole block, since what continues the prompt shares no more in this trace.
+or be a multiple of: there, blocks of 512 stand for those of 528, and the state at the end of a prompt is also kept at
+the end of its last whole block, since what continues the prompt shares no more in this trace.
 """
 
 import argparse
