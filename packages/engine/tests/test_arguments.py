@@ -37,7 +37,7 @@ PROMPTS: list[tuple[Any, type[Exception], str]] = [
     (["a", 5], TypeError, "prompts[1] must be text or a sequence of token ids, got 5"),
     (None, TypeError, "prompts must be text, token ids, or a sequence of those, got None"),
     (b"abc", TypeError, "prompts must be text, token ids, or a sequence of those, got b'abc'"),
-    ({"a": 1}, TypeError, "prompts must be text, token ids, or a sequence of those, got {'a': 1}"),
+    ({"a": 1}, TypeError, "prompts must have a 'prompt' that is text and 'images', got {'a': 1}"),
     ("ab\ud800c", ValueError, r"prompts must be Unicode text, got '\ud800' at index 2"),
     (["x", "\udfff"], ValueError, r"prompts[1] must be Unicode text, got '\udfff' at index 0"),
 ]

@@ -175,10 +175,10 @@ def test_warming_up_reports_progress() -> None:
 
 def test_an_instruction_without_a_compiled_function_is_refused() -> None:
     plain = warm_up(16)
-    assert plain.place(attend(16, int8=False, sees_later=False))[0] == plain.place(split(16))[0] != 0
+    assert plain.place(attend(16, int8=False, sees_later=False, sees_images=False))[0] == plain.place(split(16))[0] != 0
     for other, name in (
-        (attend(64, int8=False, sees_later=False), "attend"),
-        (attend(16, int8=True, sees_later=False), "attend"),
+        (attend(64, int8=False, sees_later=False, sees_images=False), "attend"),
+        (attend(16, int8=True, sees_later=False, sees_images=False), "attend"),
         (tag, "tag"),
     ):
         with pytest.raises(ValueError, match=f"{name} must be in one of the units that were compiled, see `warm_up`"):

@@ -426,6 +426,15 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"handover must be publish, await or None, got {self.handover!r}")
 
 
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """An image as a model's tower takes it, decoded and resized by `pagewood.engine.images`."""
+
+    pixels: bytes
+    """`[height, width, 3] uint8`: red, green and blue, row by row."""
+    height: int
+    width: int
+
+
 class Submit(RequestOptions, frozen=True, kw_only=True, tag="submit"):
     """Generate from `tokens`: token ids as little-endian int32 bytes, so that links need no Python lists.
 
@@ -442,13 +451,29 @@ class Submit(RequestOptions, frozen=True, kw_only=True, tag="submit"):
     output: bytes = b""
     """The tokens that the request has had already, as in `tokens`; fewer than `max_tokens`."""
     carry: bytes = b""
+    images: tuple[Image, ...] = ()
+    """In the order of their tokens in `tokens`, which has as many for each as the model's tower makes rows."""
 
     @classmethod
     def of(
-        cls, options: RequestOptions, *, request_id: str, tokens: bytes, output: bytes = b"", carry: bytes = b""
+        cls,
+        options: RequestOptions,
+        *,
+        request_id: str,
+        tokens: bytes,
+        output: bytes = b"",
+        carry: bytes = b"",
+        images: tuple[Image, ...] = (),
     ) -> Submit:
         """Return the request with these options."""
-        return cls(request_id=request_id, tokens=tokens, output=output, carry=carry, **msgspec.structs.asdict(options))
+        return cls(
+            request_id=request_id,
+            tokens=tokens,
+            output=output,
+            carry=carry,
+            images=images,
+            **msgspec.structs.asdict(options),
+        )
 
 
 def _check_retention(name: str, seconds: float) -> None:
@@ -727,6 +752,8 @@ ActivationFormat: TypeAlias = Literal["auto", "float32", "bfloat16"]
 """What a CPU multiplies weights with, see `EngineConfig.activations`."""
 Role: TypeAlias = Literal["both", "prefill", "decode"]
 """What an engine of several with a shared cache does, see `EngineConfig.role`."""
+ImageUse: TypeAlias = Literal["auto", "on", "off"]
+"""Whether a model takes images, see `EngineConfig.images`."""
 MAX_ADAPTER_RANK = 1024
 """The largest value of `EngineConfig.max_adapter_rank`."""
 ExpertKernels: TypeAlias = Literal["triton", "flashinfer"]
@@ -787,8 +814,8 @@ class EngineConfig:
 
     "auto" and None mean a value that fits the model and the machine, unless the field says otherwise. The value is
     chosen once, when the engine is built; the whole configuration is then logged. The groups of fields are those of
-    `pagewood serve --help-all`: model, formats of numbers, length and memory, prefix cache, work at the same time,
-    scheduling, drafts and grammars, decision log.
+    `pagewood serve --help-all`: model, formats of numbers, images, length and memory, prefix cache, work at the same
+    time, scheduling, drafts and grammars, decision log.
 
     Raises:
         ValueError: a field is out of its range, or two fields contradict each other.
@@ -878,6 +905,15 @@ class EngineConfig:
     batch_invariant: bool = False
     """Whether, on CUDA, the logits of a request must not depend on the other requests of its steps, to the last bit.
     This costs speed. On a CPU they never do."""
+
+    # images
+    images: ImageUse = "auto"
+    """Whether the model's tower for images is loaded, and computed on a CPU in float32. auto: if the model has one that
+    this package knows, and no other option rules it out; the log then says which. on: otherwise the engine is not
+    built. off: the model gets text only, and has no tower in memory."""
+    image_cache_gb: float = 0.25
+    """Memory for what the tower has made of images, by their contents, in units of 1e9 bytes; those used least recently
+    are dropped first. An image of a request in the engine is kept beside."""
 
     # length and memory
     max_length: int | None = None
@@ -1125,6 +1161,7 @@ class EngineConfig:
         self._check_experts()
         self._check_dp_attention()
         self._check_adapters()
+        self._check_images()
         self._check_needs()
         self._check_tiers()
         self._check_retention()
@@ -1291,6 +1328,28 @@ class EngineConfig:
                 raise ValueError(f"max_adapters must be 0 with {where}, got {self.max_adapters}")
         if self.decision_log is not None:
             raise ValueError(f"max_adapters must be 0 with decision_log, got {self.max_adapters}")
+
+    @property
+    def why_no_images(self) -> str | None:
+        """Which option rules images out, as the end of a sentence; None: no option does."""
+        reasons = {
+            "images are off": self.images == "off",
+            "towers are computed on a CPU only, not on CUDA": self.device == "cuda",
+            "model_impl is transformers": self.model_impl == "transformers",
+            "several ranks compute the model": self.tensor_parallel_size > 1,
+            "the model is cut into stages": self.pipeline_parallel_size > 1,
+            "drafts are on (speculative)": self.speculative != "off",
+            "decisions are logged (decision_log)": self.decision_log is not None,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def _check_images(self) -> None:
+        if self.images not in (known := get_args(ImageUse)):
+            raise ValueError(f"images must be one of {', '.join(known)}, got {self.images!r}")
+        if not 0 <= self.image_cache_gb < math.inf:
+            raise ValueError(f"image_cache_gb must be >= 0 and finite, got {self.image_cache_gb}")
+        if self.images == "on" and (why := self.why_no_images) is not None:
+            raise ValueError(f"images must be auto or off, because {why}, got 'on'")
 
     def _check_experts(self) -> None:
         if self.expert_load not in (known := get_args(ExpertLoadDetail)):

@@ -15,6 +15,7 @@ from pagewood.engine.assembly.steps.measured_steps import MeasuredChunk, StepFor
 from pagewood.engine.assembly.steps.stream_interval import IntervalOutbox
 from pagewood.engine.assembly.subjects import SUBJECTS
 from pagewood.engine.core.cache_keys import CacheKeys
+from pagewood.engine.core.images import ImageEncoder, NoImages
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner, Stages
 from pagewood.engine.core.masks.constrain import Compiler
@@ -83,6 +84,7 @@ def assemble(
     expert_rows: ExpertRows | None = None,
     vector_tail: VectorTail | None = None,
     weights: ServedWeights | None = None,
+    images: ImageEncoder | None = None,
 ) -> Engine:
     """Assemble an engine around any runner.
 
@@ -105,6 +107,7 @@ def assemble(
         expert_rows: what the runner counts; None: it does not.
         vector_tail: what the model does with pooled states; None: nothing.
         weights: of the runner; None: they never change.
+        images: makes rows of images for the runner; None: requests with images are refused.
 
     Raises:
         ValueError: `config.schedule_policy` is unknown, the order needs watches that the cache does not have, or the
@@ -233,6 +236,7 @@ def assemble(
         publishing=publishing,
         ends_early=config.role == "prefill",
         weights=weights,
+        images=images or NoImages(config.why_no_images or "this engine takes text only"),
     )
     runner = make_runner(kv)
     if log is not None:

@@ -34,6 +34,7 @@ SUBJECTS: Mapping[str, Sequence[str]] = {
         ),
         *("remote_cache", "remote_cache_gb", "cache_write_policy"),
     ),
+    "images": ("images", "image_cache_gb"),
     "requests": ("max_running", "max_queued", "max_queue_s", "refuse_late", "quotas", "stream_interval"),
     "scheduling": (
         *("schedule_policy", "schedule_weights", "schedule_ageing_s", "low_priority_first", "preemption_threshold"),

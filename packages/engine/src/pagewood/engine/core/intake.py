@@ -36,6 +36,7 @@ from pagewood.engine.api import (
 )
 from pagewood.engine.core.adapter import Adapter
 from pagewood.engine.core.cache_keys import CacheKeys
+from pagewood.engine.core.images import ImageEncoder
 from pagewood.engine.core.masks.constrain import Compiler
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.arrays import Int32
@@ -99,11 +100,13 @@ class Intake:
             for such KV.
         ends_early: whether every request ends with its first token, and publishes its KV.
         weights: what the model computes with; None: it never changes.
+        images: makes rows of images, or refuses them.
     """
 
     __slots__ = (
         "_asleep", "_awaited", "_clock", "_compiler", "_deadlines", "_ends_early", "_eos_token_ids", "_falling",
-        "_flushes", "_fresh", "_generates", "_kept_back", "_keys", "_kv", "_max_length", "_max_live", "_max_queue_s",
+        "_flushes", "_fresh", "_generates", "_images", "_kept_back", "_keys", "_kv", "_max_length", "_max_live",
+        "_max_queue_s",
         "_notes", "_num_arrivals", "_paused", "_processors", "_publishing", "_quotas", "_seed", "_sign",
         "_slept_before", "_state", "_vector_size", "_vector_tail", "_vocab_size", "_weights",
     )  # fmt: skip
@@ -133,7 +136,9 @@ class Intake:
         publishing: Publishing | None = None,
         ends_early: bool = False,
         weights: ServedWeights | None = None,
+        images: ImageEncoder,
     ) -> None:
+        self._images = images
         self._publishing = publishing
         self._weights = weights or ServedWeights(None, why_fixed="its runner cannot change them")
         self._ends_early = ends_early
@@ -322,13 +327,20 @@ class Intake:
             self._fresh.append(request)
         if self._publishing is not None and (submit.handover == "publish" or (self._ends_early and pooling is None)):
             self._publishing.add(request)
-        if request.threshold:
+        if submit.images:
+            request.encoding = self._images.encode(
+                request.tokens[: len(prompt)],
+                submit.images,
+                namespace=submit.namespace,
+                is_wanted=lambda: not request.has_ended,
+            )
+        elif request.threshold:
             request.probe = self._kv.probe(request)
         if sampling.grammar is not None and self._compiler is not None:
             request.compiling = self._compiler.compile(
                 sampling.grammar, end_tokens=request.stop_ids, priority=request.priority
             )
-        if request.compiling is None and request.probe is None:
+        if request.compiling is None and request.probe is None and not submit.images:
             self._queue(request)
         else:
             self._state.compiling.append(request)
@@ -339,8 +351,9 @@ class Intake:
         return None
 
     def poll(self) -> list[Delta]:
-        """Queue the requests whose grammars have been compiled and of which enough is cached, let requests name the
-        adapters that have been read, and pause if a pause has waited for the end of requests.
+        """Queue the requests whose images have been encoded, whose grammars have been compiled and of which enough is
+        cached, let requests name the adapters that have been read, and pause if a pause has waited for the end of
+        requests.
 
         Returns:
             The answers to requests that end instead, and those to the commands.
@@ -351,6 +364,17 @@ class Intake:
         if self._falling is not None and (answer := self._fall_asleep(self._falling)) is not None:
             deltas.append(answer)
         for request in list(self._state.compiling):
+            if request.encoding is not None:
+                if not request.encoding.done():
+                    continue
+                found = request.encoding.result()
+                request.encoding = None
+                if isinstance(found, Refusal):
+                    deltas.append(end(self._state, self._kv, request, FinishReason.REFUSED, refusal=found))
+                    continue
+                request.images = found
+                if request.threshold:
+                    request.probe = self._kv.probe(request)
             if request.probe is not None:
                 share = self._kv.cached_share(request)
                 if share is None:
@@ -422,7 +446,8 @@ class Intake:
         return [Delta(name, finish=FinishReason.ABORT, first=True) for name in names]
 
     def close(self) -> None:
-        """Compile no more grammars, and read no more adapters and weights."""
+        """Compile no more grammars, encode no more images, and read no more adapters and weights."""
+        self._images.close()
         self._weights.close()
         if self._compiler is not None:
             self._compiler.close()
@@ -693,6 +718,8 @@ class Intake:
             return Refusal(message=message, param="cache_hit_threshold")
         if submit.output and (refusal := self._output_refusal(submit)) is not None:
             return refusal
+        if (refusal := self._image_refusal(submit, prompt)) is not None:
+            return refusal
         if submit.pooling is not None:
             return self._pooling_refusal(submit.pooling, len(prompt))
         if not self._generates:
@@ -717,6 +744,24 @@ class Intake:
         max_tokens = 1 if self._ends_early else submit.sampling.max_tokens
         if len(prompt) + (max_tokens or 1) > self._max_length:
             return Overflow(num_prompt=len(prompt), max_length=self._max_length, max_tokens=max_tokens).refusal()
+        return None
+
+    def _image_refusal(self, submit: Submit, prompt: Int32) -> Refusal | None:
+        """Return why a request cannot have its images, or lacks some, or None."""
+        refusal = self._images.refusal(prompt, submit.images)
+        if refusal is not None or not submit.images:
+            return refusal
+        adapter = self._adapter(submit.adapter)
+        others = {
+            "pooling": submit.pooling is not None,
+            "prompt_logprobs": submit.sampling.prompt_logprobs is not None,
+            "adapter": isinstance(adapter, Adapter) and bool(adapter.invocation),
+        }
+        for param, is_there in others.items():
+            if is_there:
+                what = "the name of an adapter without invocation tokens" if param == "adapter" else "None"
+                message = f"{param} must be {what} in a request with images, got {len(submit.images)} images"
+                return Refusal(message=message, param=param, code="images_not_supported")
         return None
 
     def _output_refusal(self, submit: Submit) -> Refusal | None:

@@ -22,6 +22,7 @@ import numpy as np
 from pagewood.engine.api import CachedPrefix, FinishReason, SamplingParams, TokenLogprob
 from pagewood.engine.core.adapter import Activation, Adapter
 from pagewood.engine.core.cache_keys import Key
+from pagewood.engine.core.images import Encoding, PromptImages
 from pagewood.engine.core.masks.constrain import Compiling
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.pooling import Pool
@@ -57,6 +58,10 @@ class Request:
     """What computes it beside the model, the same from its arrival to its end; None: the model alone."""
     activation: Activation | None = None
     """Where its adapter begins to compute; None: at the first position."""
+    images: PromptImages | None = None
+    """The images of its prompt, once they are encoded; None: it has none."""  # written by: intake
+    encoding: Encoding | None = None
+    """Its images, while they are being encoded."""  # written by: intake
     carry: bytes
     arrival: int
     """Arrival number, unique; a preempted request keeps it."""
@@ -214,6 +219,8 @@ class Request:
     def cached_ids(self, start: int, end: int) -> Int32:
         """Return the known tokens at positions [start, end) as the ids under which the cache has their KV."""
         tokens = self.tokens[start : min(end, self.num_known)]
+        if self.images is not None:
+            return self.images.marked(tokens, start)
         return tokens if self.activation is None else self.activation.marked(tokens, start)
 
     def num_scored_in(self, start: int, num_tokens: int) -> int:

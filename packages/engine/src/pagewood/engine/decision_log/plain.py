@@ -31,7 +31,7 @@ _COMMANDS = {command.__name__ for command in get_args(Command)}
 _TYPE = "type"
 """Key of the name of a dataclass inside a command."""
 _DROPPED = frozenset(
-    {"grammar", "logits_processors", "logit_bias", "bad_words", "prompt", "tokens", "output", "pooling"}
+    {"grammar", "logits_processors", "logit_bias", "bad_words", "prompt", "tokens", "output", "pooling", "images"}
 )
 """Parameters of a request that are not logged, or changed in the log. A request that is refused because of one of them
 is logged as refused."""

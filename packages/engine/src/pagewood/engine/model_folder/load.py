@@ -230,7 +230,7 @@ def load_model(
     check_weights(folder, config, files=files)
     if config.other_parts:
         _log.info(
-            "%s: only the text model is computed; tensors that begin with %s are not read",
+            "%s: the text model is read without the tensors that begin with %s",
             folder,
             ", ".join(config.other_parts),
         )

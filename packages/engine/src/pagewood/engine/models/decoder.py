@@ -23,6 +23,7 @@ from pagewood.engine.models.ops import (
     Recurrence,
     RowDivision,
     Step,
+    Visual,
     Weights,
 )
 from pagewood.engine.models.parts.gathered import read_embedding, read_gathered
@@ -129,6 +130,7 @@ class Decoder(Generic[A]):
         wanted: A,
         *,
         recurrence: Recurrence[A] | None = None,
+        visual: Visual[A] | None = None,
     ) -> A:
         """Compute a step.
 
@@ -138,11 +140,13 @@ class Decoder(Generic[A]):
             attention: the attention of this step.
             wanted: `[W] int32`, the tokens whose logits are wanted.
             recurrence: what recurrent layers do in this step; None: there are none.
+            visual: the rows of images; None: there are none.
 
         Returns:
             `[W, V]`, logits.
         """
-        return self.head(self.states(tokens, rotations, attention, wanted, recurrence=recurrence)[0])
+        states, _ = self.states(tokens, rotations, attention, wanted, recurrence=recurrence, visual=visual)
+        return self.head(states)
 
     def states(
         self,
@@ -154,6 +158,7 @@ class Decoder(Generic[A]):
         recurrence: Recurrence[A] | None = None,
         captured: Sequence[int] = (),
         division: RowDivision[A] | None = None,
+        visual: Visual[A] | None = None,
     ) -> tuple[A, list[A]]:
         """Compute a step up to the input of the output projection, and keep hidden states of all its tokens.
 
@@ -172,6 +177,7 @@ class Decoder(Generic[A]):
                 only the last one captures, and numbers are those of the whole model.
             division: of tokens among ranks: `tokens` are then those of all, and the other arguments those of this rank.
                 None: this rank has all.
+            visual: see `__call__`; the model is whole then, and has more layers than levels.
 
         Returns:
             `[W, E]`, the states after the last norm, of all ranks; and `[T, E]` for each of `captured`, in its order,
@@ -182,6 +188,8 @@ class Decoder(Generic[A]):
         narrows = is_last and all(state <= last for state in captured)  # the last layer's other tokens are not needed
         kept = captured if is_last else self._needs.relayed(self.stage.stop)
         residual, inputs = self._begin(tokens)
+        if visual is not None:
+            visual.replace(residual)
         states = {state: self._received(tokens) for state in self._needs.relayed(self.stage.first)}
         pending: A | None = None
         if division is not None:
@@ -205,6 +213,8 @@ class Decoder(Generic[A]):
                 states[index] = ops.concat([residual])  # copied, because the layer adds to it
             number = index - self.stage.first
             pending, residual = layer(x, residual, step, number, wanted if index == last and narrows else None)
+            if visual is not None and index < visual.num_levels:
+                visual.add(residual, index)
         if not is_last:
             return self._hand_over(pending, residual, inputs, [states[state] for state in kept]), []
         x = add_and_norm(ops, pending, residual, self._norm)

@@ -23,6 +23,8 @@ CLAMP_ALPHA, CLAMP_LIMIT = 1.702, 7.0
 """Numbers of `Ops.clamped_mul`."""
 A = TypeVar("A")
 """An operand on a device: a tensor, or the name of a tensor that will be computed."""
+GivenA = TypeVar("GivenA", contravariant=True)
+"""The same, where nothing of it is returned."""
 
 
 class Linear(Protocol[A]):
@@ -573,6 +575,23 @@ class Recurrence(Protocol[A]):
             heads: their numbers.
             layer: number of its memory.
         """
+        ...
+
+
+class Visual(Protocol[GivenA]):
+    """The rows of images in one step: it knows which of the T tokens stand for images."""
+
+    @property
+    def num_levels(self) -> int:
+        """The first layers behind which something is added."""
+        ...
+
+    def replace(self, x: GivenA) -> None:
+        """Put rows in the place of the embeddings `x` `[T, E]` of their tokens."""
+        ...
+
+    def add(self, x: GivenA, level: int) -> None:
+        """Add to `x` `[T, E]` what belongs behind layer `level`."""
         ...
 
 

@@ -8,25 +8,46 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.api import EngineConfig, Image, SamplingParams, Submit
 from pagewood.engine.fan_out import fan_out
+from pagewood.engine.images.limits import ImageError, ImageLimits
+from pagewood.engine.images.prompts import ImagePrompts, parts_of
+from pagewood.engine.images.sources import image_of
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.offline.calls import Call
 from pagewood.engine.text import ChatMessage, ChatTemplateError, Tokenizer
 
-Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
-"""Text, or token ids."""
+
+class PicturedPrompt(TypedDict):
+    """A prompt with images."""
+
+    prompt: str
+    """A text with the model's token for an image in the place of each."""
+    images: Sequence[object]
+    """Pictures of Pillow, paths of files, their bytes, or data URLs, in the order of their places."""
+
+
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | PicturedPrompt
+"""Text, token ids, or a text with images."""
 
 Prompts = Prompt | Sequence[Prompt]
 """One prompt or several."""
 
 Conversation = Sequence[ChatMessage]
-"""Messages, each with a `role` and a `content`."""
+"""Messages, each with a `role` and a `content`: a text, or parts of the types `text`, `image` and `image_url`."""
+
+
+class WithImages(NamedTuple):
+    """The tokens of a prompt, and the images that some of them stand for."""
+
+    tokens: bytes
+    images: tuple[Image, ...]
+
 
 Conversations = Conversation | Sequence[Conversation]
 """One conversation or several."""
@@ -96,9 +117,10 @@ class Arguments:
         default_sampling: used by calls that pass no sampling parameters.
         vocab_size: token ids are below it.
         recipe: how texts become vectors; None: the recipe of a folder without such files.
+        pictures: how prompts get images; None: they have none.
     """
 
-    __slots__ = ("_eos_token_ids", "_ids", "default_sampling", "recipe", "tokenizer", "vocab_size")
+    __slots__ = ("_eos_token_ids", "_ids", "_pictures", "default_sampling", "recipe", "tokenizer", "vocab_size")
 
     def __init__(
         self,
@@ -108,7 +130,9 @@ class Arguments:
         vocab_size: int,
         eos_token_ids: tuple[int, ...] = (),
         recipe: VectorRecipe | None = None,
+        pictures: ImagePrompts | None = None,
     ) -> None:
+        self._pictures = pictures
         self.tokenizer = tokenizer
         self.default_sampling = default_sampling
         self.vocab_size = vocab_size
@@ -121,6 +145,19 @@ class Arguments:
 
         Raises:
             TypeError: a prompt is neither text nor integers.
+            ValueError: a prompt is empty, or holds an id or a character that does not exist, or images.
+        """
+        found = self.pictured_prompts(prompts)
+        for index, one in enumerate(found):
+            if isinstance(one, WithImages):
+                raise ValueError(f"prompts[{index}] must have no images here, got {len(one.images)}")
+        return cast("list[bytes]", found)
+
+    def pictured_prompts(self, prompts: object) -> list[bytes | WithImages]:
+        """Return the same of prompts that may have images.
+
+        Raises:
+            TypeError: a prompt is neither text nor integers.
             ValueError: a prompt is empty, or holds an id or a character that does not exist.
         """
         if _is_one_prompt(prompts):
@@ -129,8 +166,14 @@ class Arguments:
             raise TypeError(f"prompts must be text, token ids, or a sequence of those, got {_short(prompts)}")
         return [self.prompt(f"prompts[{i}]", prompt) for i, prompt in enumerate(cast("Sequence[object]", prompts))]
 
-    def prompt(self, name: str, prompt: object) -> bytes:
+    def prompt(self, name: str, prompt: object) -> bytes | WithImages:
         """Return the token ids of one prompt; `name` is its name in errors."""
+        if isinstance(prompt, Mapping):
+            fields_ = cast("Mapping[str, object]", prompt)
+            text, sources = fields_.get("prompt"), fields_.get("images")
+            if set(fields_) != {"prompt", "images"} or not isinstance(text, str) or not _is_sequence(sources):
+                raise TypeError(f"{name} must have a 'prompt' that is text and 'images', got {_short(fields_)}")
+            return self._pictured(name, text, cast("Sequence[object]", sources), add_special_tokens=True)
         if isinstance(prompt, str):
             return self._text(name, prompt, add_special_tokens=True)
         if not _is_sequence(prompt):
@@ -151,7 +194,7 @@ class Arguments:
             self.tokenizer.encode_pair(first, second, type_stride=type_stride, longest=longest).astype("<i4").tobytes()
         )
 
-    def conversations(self, conversations: object) -> list[bytes]:
+    def conversations(self, conversations: object) -> list[bytes | WithImages]:
         """Return the token ids of one conversation or of several, int32 little-endian.
 
         Raises:
@@ -167,7 +210,7 @@ class Arguments:
             return [self.conversation("conversations", several)]
         return [self.conversation(f"conversations[{i}]", one) for i, one in enumerate(several)]
 
-    def conversation(self, name: str, messages: object) -> bytes:
+    def conversation(self, name: str, messages: object) -> bytes | WithImages:
         """Return the token ids of one conversation; `name` is its name in errors."""
         if not _is_sequence(messages):
             raise TypeError(f"{name} must be a sequence of messages, got {_short(messages)}")
@@ -175,15 +218,36 @@ class Arguments:
             raise ValueError(f"{name} must hold at least one message, got {_short(messages)}")
         for index, message in enumerate(cast("Sequence[object]", messages)):
             _check_message(f"{name}[{index}]", message)
+        shown, sources = parts_of(cast("Conversation", messages))
         try:
-            text = self.tokenizer.render_chat(cast("Conversation", messages))
+            text = self.tokenizer.render_chat(shown)
         except ChatTemplateError as error:
             raise ChatTemplateError(f"{name}: {error}") from error
-        return self._text(name, text, add_special_tokens=False)
+        return self._pictured(name, text, sources, add_special_tokens=False)
+
+    def _pictured(
+        self, name: str, text: str, sources: Sequence[object], *, add_special_tokens: bool
+    ) -> bytes | WithImages:
+        """Return the token ids of a text with images, if there are any."""
+        if not sources:
+            return self._text(name, text, add_special_tokens=add_special_tokens)
+        if self._pictures is None:
+            raise ValueError(f"{name} must have no images, because the model takes text only, got {len(sources)}")
+        images: list[Image] = []
+        for index, source in enumerate(sources):
+            try:
+                images.append(image_of(source, self._pictures.recipe, ImageLimits()))
+            except (ImageError, TypeError) as error:
+                raise type(error)(f"image {index} of {name}: {error}") from error
+        try:
+            text = self._pictures.written(text, images)
+        except ImageError as error:
+            raise ImageError(f"{name}: {error}") from error
+        return WithImages(self._text(name, text, add_special_tokens=add_special_tokens), tuple(images))
 
     def call(
         self,
-        prompts: Sequence[bytes],
+        prompts: Sequence[bytes | WithImages],
         sampling: object,
         n: object = None,
         /,
@@ -219,7 +283,7 @@ class Arguments:
 
     def submits(
         self,
-        prompts: Sequence[bytes],
+        prompts: Sequence[bytes | WithImages],
         sampling: object,
         priority: object,
         *,
@@ -248,11 +312,12 @@ class Arguments:
         if not isinstance(keep_stop_token, bool):
             raise TypeError(f"keep_stop_token must be True or False, got {_short(keep_stop_token)}")
         submits: list[Submit] = []
-        for tokens, (_, params), (_, rank), (_, own) in zip(prompts, samplings, priorities, adapters, strict=True):
+        for prompt, (_, params), (_, rank), (_, own) in zip(prompts, samplings, priorities, adapters, strict=True):
             first, *others = [str(next(self._ids)) for _ in range(num_answers)]
             submit = Submit(
                 request_id=first,
-                tokens=tokens,
+                tokens=prompt if isinstance(prompt, bytes) else prompt.tokens,
+                images=() if isinstance(prompt, bytes) else prompt.images,
                 sampling=cast("SamplingParams", params),
                 priority=int(cast("int", rank)),
                 adapter=cast("str | None", own),
@@ -309,13 +374,13 @@ def _check_message(name: str, message: object) -> None:
 
 
 def _is_one_prompt(prompts: object) -> bool:
-    """Return whether the argument is one prompt: text, or numbers."""
+    """Return whether the argument is one prompt: text, numbers, or a text with images."""
     if isinstance(prompts, np.ndarray):
         return prompts.ndim == 1
     if isinstance(prompts, Sequence) and not isinstance(prompts, (str, bytes)):
         items = cast("Sequence[object]", prompts)
         return len(items) > 0 and isinstance(items[0], (int, float, np.number))
-    return isinstance(prompts, str)
+    return isinstance(prompts, str | Mapping)
 
 
 def _is_sequence(value: object) -> bool:

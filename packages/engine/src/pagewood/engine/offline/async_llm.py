@@ -119,7 +119,7 @@ class AsyncLLM:
             RuntimeError: the LLM was not started, or in another event loop.
         """
         # In another thread, because tokenizing a long text takes long.
-        tokens = await asyncio.to_thread(self._engine.arguments.prompts, prompts)
+        tokens = await asyncio.to_thread(self._engine.arguments.pictured_prompts, prompts)
         return (await self._answered(self._engine.arguments.call(tokens, sampling, n, **options))).results()
 
     @overload

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from pagewood.engine.api import Abort, Delta, EngineConfig
 from pagewood.engine.core.loop import Engine, EngineInfo
+from pagewood.engine.images.prompts import image_prompts
 from pagewood.engine.links import ThreadInbox, ThreadOutbox
 from pagewood.engine.model_folder.folder import default_sampling, model_folder
 from pagewood.engine.model_folder.vector_recipe import read_vector_recipe
@@ -231,6 +232,7 @@ class EngineThread:
                 vocab_size=engine.info.vocab_size,
                 eos_token_ids=engine.info.eos_token_ids,
                 recipe=recipe,
+                pictures=image_prompts(folder, tokenizer),
             )
             loop.call_soon_threadsafe(self._begin, arguments, engine.info)
             # Answers scheduled in a closed loop are silently lost, so sending them does not show that it is closed.

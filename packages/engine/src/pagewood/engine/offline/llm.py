@@ -12,6 +12,7 @@ from tqdm import tqdm
 from pagewood.engine.api import PoolingParams, SamplingParams
 from pagewood.engine.beam_search import BeamSearchParams
 from pagewood.engine.core.loop import Counters, EngineInfo
+from pagewood.engine.images.prompts import image_prompts
 from pagewood.engine.model_folder.folder import default_sampling, model_folder
 from pagewood.engine.model_folder.vector_recipe import read_vector_recipe
 from pagewood.engine.offline.arguments import Arguments, Conversation, Conversations, Prompt, Prompts, engine_config
@@ -75,6 +76,7 @@ class LLM:
             vocab_size=self._engine.info.vocab_size,
             eos_token_ids=self._engine.info.eos_token_ids,
             recipe=recipe,
+            pictures=image_prompts(folder, tokenizer),
         )
 
     @property
@@ -112,7 +114,7 @@ class LLM:
         """Complete prompts. A progress bar appears if it takes longer than two seconds.
 
         Args:
-            prompts: one prompt or several, each text or token ids.
+            prompts: one prompt or several, each text, token ids, or a text with images (`PicturedPrompt`).
             sampling: for all prompts, or one for each; None: what the model's folder recommends.
             n: answers to each prompt, which is computed once. If `sampling` has a seed, the first answer has that seed,
                 and the others have seeds derived from it (`seeds.answer_seed`). None: one answer.
@@ -133,7 +135,7 @@ class LLM:
             EngineFailedError: the engine has failed.
         """
         self._engine.check()
-        call = self._arguments.call(self._arguments.prompts(prompts), sampling, n, **options)
+        call = self._arguments.call(self._arguments.pictured_prompts(prompts), sampling, n, **options)
         return self._answered(call).results()
 
     @overload
@@ -162,7 +164,9 @@ class LLM:
         """Answer one conversation or several, by the model's chat template; otherwise like `generate`.
 
         Args:
-            conversations: lists of `{"role": ..., "content": ...}`.
+            conversations: lists of `{"role": ..., "content": ...}`. A content is a text, or parts such as `{"type":
+                "text", "text": ...}` and `{"type": "image", "image": ...}` with a picture of Pillow, the path of a
+                file, its bytes or a data URL.
             sampling: see `generate`.
             n: see `generate`.
             options: see `generate`.

@@ -12,6 +12,7 @@ from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.assembly.adapter_pool import adapter_pool
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.cpu.encoders import for_encoder
+from pagewood.engine.assembly.cpu.images import ImageUseOfModel
 from pagewood.engine.assembly.cpu.rank import CPURank
 from pagewood.engine.assembly.cpu.states import state_sizes
 from pagewood.engine.assembly.cpu.weights import CPUPart, why_awake, why_fixed
@@ -89,6 +90,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     if config.enable_dp_attention:
         chosen(config.resolved(), Policies(), page_size=config.page_size).check_pools()
     state_sizes(config, model_config, page_bytes=1)  # what it refuses is refused before anything is loaded
+    images = ImageUseOfModel.of(config, folder, model_config)
     model_config.for_shard(_shard(config))  # what cannot be divided is refused before processes are started
     cuts = stage_cuts(config, folder, model_config, is_stored=config.weights == "auto")
     num_threads = threads_of_node(config)
@@ -99,6 +101,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
         num_weights=num_weights,
         num_threads=num_threads,
         processors=processors,
+        images=images,
         stages=stages_of(cuts, model_config.num_layers),
     )
     if num_ranks == 1:
@@ -129,6 +132,7 @@ class _Parts:
     num_threads: int
     """Threads of all ranks of this host together."""
     processors: Mapping[str, Process]
+    images: ImageUseOfModel
     stages: Sequence[Stage]
     """Stages of the model; one stage if it is not cut."""
 
@@ -153,8 +157,10 @@ def _engine(
             exchange=exchange if place is None else place.exchange,
             relay=None if place is None else place.relay,
             progress=progress,
+            images=parts.images,
         )
     _log.info("weights: %s", rank.described_weights)
+    encoder = parts.images.encoder(config, num_threads=parts.num_threads)
     rank.compile(progress)
     num_pages, max_length = rank.num_pages(1)
     page_bytes, part = rank.page_bytes, None
@@ -278,6 +284,7 @@ def _engine(
         expert_rows=rank.expert_rows,
         vector_tail=tail,
         weights=weights,
+        images=encoder,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pagewood.engine.api import EngineConfig, Progress
+from pagewood.engine.assembly.cpu.images import ImageUseOfModel
 from pagewood.engine.assembly.cpu.states import StateSizes, state_sizes
 from pagewood.engine.assembly.host_pages import host_pages
 from pagewood.engine.assembly.ranks.expert_options import expert_change, expert_rows
@@ -33,6 +34,7 @@ from pagewood.engine.models.stage import Stage
 from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cpu.compiled.drafting.chains import follow_rows
 from pagewood.engine.runner.cpu.compiled.exchange import ROW_EXCHANGE, divide, gather_values
+from pagewood.engine.runner.cpu.compiled.overlay import OVERLAY
 from pagewood.engine.runner.cpu.compiled.products.dot import DotLevel
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel, WideLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
@@ -90,13 +92,14 @@ class CPURank:
         exchange: with the others of its stage; None: it is alone.
         relay: between stages; None: there is one.
         progress: called for every tensor.
+        images: whether it takes images.
 
     Raises:
         ValueError: the configuration does not fit the model.
     """
 
     __slots__ = (
-        "_beside", "_config", "_drafter", "_exchange", "_found", "_head", "_head_dims", "_kernel", "_load",
+        "_beside", "_config", "_drafter", "_exchange", "_found", "_head", "_head_dims", "_images", "_kernel", "_load",
         "_make_drafter", "_max_position", "_num_threads", "_populators", "_runner", "_states", "_storage", "_units",
         "_variants", "adapters", "groups", "layout", "loaded", "memory", "page_bytes", "states",
     )  # fmt: skip
@@ -113,8 +116,10 @@ class CPURank:
         exchange: Exchange | None = None,
         relay: ChannelRelay | None = None,
         progress: Progress | None = None,
+        images: ImageUseOfModel | None = None,
     ) -> None:
         self._config = config
+        self._images = None if images is None else images.for_runner()
         self._exchange = exchange
         self._num_threads = num_threads
         self._found = None if config.speculative == "off" else _find_drafter(config, folder)
@@ -134,7 +139,7 @@ class CPURank:
             max_length=config.max_length,
             shard=shard,
             stage=stage,
-            change=expert_change(config),
+            change=_changes(config, images),
             exchange=exchange,
             relay=relay if relay is None or head is None else replace(relay, needs=head.needs),
             adapters=self.adapters,
@@ -172,6 +177,8 @@ class CPURank:
             units |= {ROW_EXCHANGE: None}
         if self._found is not None and model.config.states is not None:
             units |= {STASHES: None}
+        if self._images is not None:
+            units |= {OVERLAY: None}
         self._variants, self._units = variants, units
         if stage is None:
             self.groups = _groups(config, model.config, has_drafter=self._drafter is not None)
@@ -292,6 +299,7 @@ class CPURank:
             self.layout,
             head_dims=(*self._head_dims, *(drafter.memory.config.head_dims if drafter else ())),
             sees_later=self.loaded.model.config.is_encoder,
+            sees_images=self._images is not None and self._images.see_each_other,
             drafter=drafter.memory.memory_layout(self.layout) if drafter else None,
             packed=self._variants,
             others=self._units,
@@ -440,6 +448,7 @@ class CPURank:
             watch=watch if place is None else place.watch,
             adapters=self.adapters,
             states=self._states,
+            images=self._images,
         )
         runner: Runner = own
         for one in (self.memory, self._beside):
@@ -477,6 +486,12 @@ class _Made:
     beside: PageMemory | None = None
     joint: JointMemory | None = None
     """With a drafter's; None: there is no drafter."""
+
+
+def _changes(config: EngineConfig, images: ImageUseOfModel | None) -> Callable[[ModelConfig], ModelConfig]:
+    """Return what changes about the model of a folder."""
+    change = expert_change(config)
+    return change if images is None else lambda model: images.change(change(model))
 
 
 def _joined(memories: Sequence[PageMemory]) -> PageMemory:

@@ -543,6 +543,10 @@ class KVSpace:
         match, window = self._match(request)
         lease = self.cache.lock(match.node)
         count = min(max_tokens, request.num_known - match.num_tokens)
+        if request.images is not None and not (count := request.images.whole(match.num_tokens, count)):
+            self._let_go(window)
+            self.cache.unlock(lease)
+            return 0
         num_matched_pages = len(match.pages)
         num_fresh = -(-(match.num_tokens + count) // self.page_size) - num_matched_pages
         num_needed = max(num_fresh, self.num_missing(request, match.num_tokens)) + num_reserved

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.core.messages.adjustments import Adjustments
 from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.images import BatchImages
 from pagewood.engine.core.messages.logprobs import Reports
 from pagewood.engine.core.messages.processors import Processors
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
@@ -77,6 +78,8 @@ class Batch:
     """How the logits of admitted requests are changed before tokens are drawn; None: no logits change."""
     processors: Processors | None = None
     """Which functions change the logits of admitted requests; None: no logits change."""
+    images: BatchImages | None = None
+    """The images of admitted requests; None: they have none."""
     reports: Reports | None = None
     """Which admitted requests want log probabilities of their output; None: no request does."""
     scored: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))

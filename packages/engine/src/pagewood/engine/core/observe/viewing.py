@@ -182,6 +182,8 @@ def _held_stage(request: Request, *, is_paused: bool) -> RequestStage:
 
 def _queued_stage(request: Request, state: EngineState, kv: AnyKV, *, is_first: bool) -> tuple[RequestStage, str]:
     """Return where a request without a row stands, and why."""
+    if request.encoding is not None:
+        return "compiling", "Its images are being encoded."
     if request.compiling is not None:
         return "compiling", "Its grammar is being compiled."
     if request.probe is not None:

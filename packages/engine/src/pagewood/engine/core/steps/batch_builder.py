@@ -17,6 +17,7 @@ from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.messages.adjustments import Adjustments
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import NUM_STOP_IDS, Batch
+from pagewood.engine.core.messages.images import BatchImages
 from pagewood.engine.core.messages.logprobs import Reports
 from pagewood.engine.core.messages.processors import Processors
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
@@ -143,6 +144,7 @@ class BatchBuilder:
             extras["adjustments"] = Adjustments.of(admitted)
             extras["processors"] = Processors.of(admitted)
             extras["reports"] = Reports.of(admitted)
+            extras["images"] = BatchImages.of(admitted_at, admitted)
             extras["stop_ids"] = np.array([_padded(one.stop_ids) for one in admitted], np.int32)
             if self._adapters is not None:
                 extras["adapters"] = np.array([self._adapters.place_of(one) for one in admitted], np.int32)

@@ -650,12 +650,15 @@ class Planner:
             self._notes.note(Reason.NO_CHUNK, request, None, num_missing)
 
     def _chunk(self, request: Request, start: int, num_missing: int, most: int) -> int:
-        """Return how many positions to compute from `start` on, at most `most`; 0 if no aligned end is within reach.
+        """Return how many positions to compute from `start` on, at most `most`; 0 if no aligned end is within reach, or
+        the end of an image that must be computed as a whole.
 
         Where log probabilities of the prompt are wanted, and fewer positions than `chunk_align` fit in the memory for
         them, the end is not aligned.
         """
         count = min(most, self._max_scored) if request.num_unscored else most
+        if request.images is not None:
+            count = request.images.whole(start, min(count, num_missing))
         align = self._chunk_align
         if align == 1 or count >= num_missing:
             return count

@@ -79,6 +79,8 @@ class AttentionConfig:
     """Whether a token sees later positions, too, so that its whole text must be computed in one step."""
     has_distances: bool = False
     """With `sees_later`: whether something is added to scores because of distances; see `parts.distances`."""
+    sees_images: bool = False
+    """Whether a token of an image sees later ones of its image, too, which is not wider than the window."""
     reach: int | None = None
     """With `sees_later`: how far it sees on both sides, positions; None: the whole text."""
 
@@ -104,6 +106,8 @@ class AttentionConfig:
             raise ValueError(f"windows must be >= 1, got {self.window}")
         if self.is_chunked and self.window is None:
             raise ValueError("is_chunked must be False without window, got True")
+        if self.sees_images and (self.sees_later or self.is_chunked):
+            raise ValueError("sees_images must be False where tokens see their whole text, or chunks of it, got True")
         if self.sees_later and (self.window is not None or self.sinks or self.source is not None):
             raise ValueError("window, sinks and source must be absent where tokens see later ones")
         if self.has_distances and (not self.sees_later or self.soft_cap is not None):

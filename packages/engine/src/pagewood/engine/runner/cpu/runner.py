@@ -42,6 +42,7 @@ from pagewood.engine.runner.cpu.program.attention import attention_over
 from pagewood.engine.runner.cpu.program.division import RequestDivision
 from pagewood.engine.runner.cpu.program.drafted_runs import DraftedRuns
 from pagewood.engine.runner.cpu.program.exchange import Exchange, StepWatch
+from pagewood.engine.runner.cpu.program.images import CPUImages
 from pagewood.engine.runner.cpu.program.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.processing import Processing
 from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
@@ -186,6 +187,8 @@ class _Step:
     """What some draws wait for; None: no draw waits."""
     processing: Processing | None = None
     """Functions that change logits before tokens are drawn; None: no functions."""
+    kept_alive: Sequence[NDArray[Any]] = ()
+    """Arrays whose addresses are in its scopes."""  # written by: cpu.runner
 
     def give_up(self) -> None:
         """Release all waiters; nothing runs."""
@@ -227,9 +230,9 @@ class CPURunner:
 
     __slots__ = (
         "_adapters", "_adjustments", "_attention", "_clock", "_division", "_drafter", "_finder", "_full", "_held",
-        "_helpers", "_is_stage", "_latest", "_lookup", "_lookups", "_max_drafts", "_model", "_now", "_num_helpers",
-        "_num_threads", "_page_size", "_plain", "_processors", "_reported", "_rotations", "_rows", "_runs", "_spans",
-        "_watch", "_worker", "_writer",
+        "_helpers", "_images", "_is_stage", "_latest", "_lookup", "_lookups", "_max_drafts", "_model", "_now",
+        "_num_helpers", "_num_threads", "_page_size", "_plain", "_processors", "_reported", "_rotations", "_rows",
+        "_runs", "_spans", "_watch", "_worker", "_writer",
     )  # fmt: skip
 
     def __init__(
@@ -251,6 +254,7 @@ class CPURunner:
         watch: StepWatch | None = None,
         adapters: CPUAdapters | None = None,
         states: PageMemory | None = None,
+        images: CPUImages | None = None,
     ) -> None:
         """Allocate the tables and start the worker.
 
@@ -277,8 +281,10 @@ class CPURunner:
             watch: gets what each step has computed, if the model is divided among ranks.
             adapters: of the model's projections; None: there are none.
             states: memory of recurrent layers; None: there are none.
+            images: what the model sees of images; None: it takes none. Then nothing drafts, and it is whole.
         """
         self._adapters = adapters
+        self._images = images
         config, page_size = model.config, storage.layout.page_size
         self._model = model
         self._is_stage = not (model.stage.is_first and model.stage.is_last)
@@ -336,6 +342,7 @@ class CPURunner:
             clock=self._clock,
             division=self._division,
             recurrence=recurrence,
+            images=images,
             witness=None if watch is None else watch.states,
             token_witness=watch.states[2:] if watch is not None and self._is_stage and has_drafts else None,
         )
@@ -702,6 +709,8 @@ class CPURunner:
         if len(batch.admitted) > 0:
             self._adjustments.begin(batch)
             self._rotations.admit(batch)
+            if self._images is not None:
+                self._images.admit(batch, self._rotations)
         if self._adapters is not None:
             self._adapters.admit(batch)
         if self._runs is not None:
@@ -746,6 +755,8 @@ class CPURunner:
 
     def _lay_out(self, step: _Step) -> tuple[Int64, Int64]:
         """Fill in the inputs of the program, with memory for more tokens if needed; return its scopes and counts."""
+        if self._images is not None:
+            self._images.place(step.grants, self._rotations)
         while True:
             program = self._program
             scopes, counts = program.scopes.copy(), np.zeros(len(program.capacity), np.int64)
@@ -770,6 +781,8 @@ class CPURunner:
         if outcome == Outcome.BAD_TOKEN:
             tokens = program.inputs[0].view(np.int32)[: counts[scope.tokens.index], 0]
             raise IndexError(f"tokens must be in [0, {self._model.config.vocab_size}), got {tokens.tolist()}")
+        if self._images is not None:
+            step.kept_alive = self._images.lay_out(scopes[scope.index], step.grants, self._rotations)
         for divided in self._now.divided:
             divided.lay_out(scopes, counts)
         return scopes, counts

@@ -115,6 +115,12 @@ class Column(IntEnum):
     none); not there: no layer is recurrent. `lay_out` does not fill it, nor the next."""
     SAVES = 45
     """`[T] int32`, the place of a copy of the state behind a token; -1: there is none."""
+    FEATURES = 46
+    """`[T] int64`, the address of the row of an image that belongs to each token, 0 for tokens of text; not there: the
+    step has no images. `lay_out` does not fill it, nor the next."""
+    ENDS = 47
+    """`[T] int32`, where the positions end that each token sees, if it may see later ones of its image; not there: a
+    token sees its own position and those before it."""
 
 
 class Adjustment(IntEnum):

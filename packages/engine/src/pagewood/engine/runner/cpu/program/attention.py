@@ -91,9 +91,11 @@ class CPUAttention:
                 first_row=pages.first_row, size=k.size, kv_heads=own.num_kv_heads,
                 page_size=self._storage.layout.page_size, stride=pages.stride, scale_stride=pages.scale_stride,
             )  # fmt: skip
+        kind = attend(
+            own.head_dim, int8=pages.scales is not None, sees_later=own.sees_later, sees_images=own.sees_images
+        )
         tape.write(
-            attend(own.head_dim, int8=pages.scales is not None, sees_later=own.sees_later), q.rows, scope=scope, q=q,
-            memory=pages.memory,
+            kind, q.rows, scope=scope, q=q, memory=pages.memory,
             scales=pages.scales, first_row=pages.first_row, out=out, size=q.size, kv_heads=own.num_kv_heads,
             page_size=self._storage.layout.page_size, stride=pages.stride, scale_stride=pages.scale_stride,
             window=_window(own), scale=own.scale,

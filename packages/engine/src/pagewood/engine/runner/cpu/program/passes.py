@@ -90,7 +90,8 @@ class Rotations:
         self._ropes = ropes
         self._short_length = short_length
         self.shifts: Int32 = np.zeros(num_rows, np.int32)
-        """[rows], how far the place of a position is behind it, see `models.rope`."""  # contents written by: admit
+        """[rows], how far the place of a position is behind it, see `models.rope`; below 0 behind images, whose tokens
+        have fewer positions."""  # contents written by: admit, images
         self.widths = [rope.width for rope in ropes]
         """Columns of each rope; F is their sum."""
         self._tables: tuple[Float32, Float32] | None = None  # written by: reach
@@ -111,6 +112,13 @@ class Rotations:
             cosines, sines = (torch.cat([none, *(table[kind] for table in tables)], -1).numpy() for kind in range(2))
         self._tables = cosines, sines
         self.columns = np.array([cosines.ctypes.data, sines.ctypes.data, len(cosines)], np.int64)
+
+    def of_places(self, places: NDArray[np.intp] | Int32) -> tuple[Float32, Float32]:
+        """Return cosines and sines `[n, F]`, each number at a place of its own, `places` `[n, F]`, which is reached."""
+        assert self._tables is not None
+        cosines, sines = self._tables
+        columns = np.arange(places.shape[1])
+        return cosines[places, columns], sines[places, columns]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass, divided_on
 from pagewood.engine.runner.cpu.program.draws import draw
+from pagewood.engine.runner.cpu.program.images import CPUImages
 from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.tape import Buffer, Program, Scope, Tape
@@ -74,6 +75,8 @@ class StepWriter:
     """Division of rows among ranks by request; None: this rank has all rows."""
     recurrence: CPURecurrence | None = None
     """What recurrent layers do; None: there are none."""
+    images: CPUImages | None = None
+    """What replaces embeddings; None: nothing does."""
     witness: Int64 | None = None
     """[1], to which programs add the sum of the bits of the last hidden states; None: they do not."""
     token_witness: Int64 | None = None
@@ -115,8 +118,9 @@ class StepWriter:
             states = drafter.record_target(tape, one, self.attention, self.recurrence, divided)
         else:
             states = self.model.states(
-                one.tokens, own.rotated(), self.attention, own.kept, recurrence=self.recurrence, division=divided
-            )[0]
+                one.tokens, own.rotated(), self.attention, own.kept, recurrence=self.recurrence, division=divided,
+                visual=self.images,
+            )[0]  # fmt: skip
         if self.witness is not None:
             tape.write(exchange.witness, states.rows, x=states, size=states.size, out=self.witness)
         sums = one.pool(states)

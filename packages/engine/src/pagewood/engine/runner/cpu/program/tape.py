@@ -380,6 +380,11 @@ def _view(memory: Float32, place: int, capacity: Sequence[int], buffer: Buffer) 
     return memory[place : place + rows * buffer.size].reshape(rows, buffer.size)
 
 
+def floats_at(address: int | np.int64, size: int) -> Float32:
+    """Return a view of `size` float32 in memory of the program."""
+    return integers_at(address, size).view(np.float32)
+
+
 def integers_at(address: int | np.int64, size: int) -> Int32:
     """Return a view of `size` int32 in memory of the program."""
     return np.ctypeslib.as_array((c_int32 * size).from_address(int(address)))

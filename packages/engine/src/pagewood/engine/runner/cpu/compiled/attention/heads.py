@@ -81,12 +81,12 @@ def _num_items(scope: Any) -> Any:
 
 
 @cache
-def attend(dim: int, *, int8: bool, sees_later: bool) -> Instruction:
+def attend(dim: int, *, int8: bool, sees_later: bool, sees_images: bool) -> Instruction:
     """Return the instruction that attends to pages, for heads of `dim` elements, in float32 or int8.
 
-    `sees_later`: whether tokens see later ones of their grant, too.
+    `sees_later` and `sees_images`: whether tokens see later ones of their grant, too, or of their image.
     """
-    attend_item = pages.attend_item(dim, codes=int8, sees_later=sees_later)
+    attend_item = pages.attend_item(dim, codes=int8, sees_later=sees_later, sees_images=sees_images)
     numbers_at = codes if int8 else vector
 
     @instruction(_num_items)
@@ -111,7 +111,8 @@ def attend(dim: int, *, int8: bool, sees_later: bool) -> Instruction:
 
 
 @cache
-def heads_unit(dim: int, *, int8: bool, sees_later: bool) -> Unit:
+def heads_unit(dim: int, *, int8: bool, sees_later: bool, sees_images: bool) -> Unit:
     """Return the instructions for heads of `dim` elements."""
-    variant = dim * 2 + int8 + (sees_later << 32)
-    return Unit("heads", split(dim), attend(dim, int8=int8, sees_later=sees_later), variant=variant)
+    variant = dim * 2 + int8 + (sees_later << 32) + (sees_images << 33)
+    own = attend(dim, int8=int8, sees_later=sees_later, sees_images=sees_images)
+    return Unit("heads", split(dim), own, variant=variant)

@@ -14,8 +14,9 @@ Those of the next page lie `stride` elements and `scale_stride` scales further: 
 
 A window w > 0 shows a token the last w positions, its own included. A window -c < 0 shows it the positions of its own
 chunk of c positions, up to its own. In an encoder, a window w shows a token w positions on both sides, all in its own
-grant. A sink is a score without a value: a row's sums begin with it. A bias is added to the score of a key by its
-distance from the token, in encoders only.
+grant. The tokens of an image may see all of it: then a table says where the positions end that a token sees. A sink is
+a score without a value: a row's sums begin with it. A bias is added to the score of a key by its distance from the
+token, in encoders only.
 
 Legend: T tokens, H query heads, G key heads, D head_dim, P page size, N items.
 Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., FlashAttention, 2022.
@@ -265,15 +266,36 @@ def _add_biases(scores: Any, at: Any, first: Any, last: Any, biases: Any, own: A
         scores[at + key - first] += biases[MOST_DISTANCE + min(max(key - own, -MOST_DISTANCE), MOST_DISTANCE)]
 
 
-def attend_item(dim: int, *, codes: bool, sees_later: bool) -> Any:
+@inlined
+def _seen_to_listed(position: Any, window: Any, stop: Any) -> Any:
+    """Return the end of the positions that a token sees, by the table of its grant; `stop`: see `_stop_listed`."""
+    return position + 1 if stop == 0 else np.int64(integers(stop + 4 * position, 1)[0])
+
+
+@inlined
+def _stop(scope: Any, grant: Any, start: Any, offsets: Any) -> Any:
+    """Return the end of a grant's positions."""
+    return np.int64(start + offsets[grant + 1] - offsets[grant])
+
+
+@inlined
+def _stop_listed(scope: Any, grant: Any, start: Any, offsets: Any) -> Any:
+    """Return where a table with the ends of what the grant's tokens see has its position 0; 0: there is none."""
+    at = scope[Column.ENDS]
+    return at + 4 * (np.int64(offsets[grant]) - np.int64(start)) if at != 0 else np.int64(0)
+
+
+def attend_item(dim: int, *, codes: bool, sees_later: bool, sees_images: bool) -> Any:
     """Return the function that computes one item for heads of `dim` elements, a constant in its loops.
 
     Args:
         dim: D.
         codes: whether the memory holds int8 codes with scales, or float32 and no scales.
         sees_later: whether a token sees later ones of its grant, too, as in encoders.
+        sees_images: whether a token of an image may see later ones of its image.
     """
     seen_from, seen_to = (_seen_from_both, _seen_to_both) if sees_later else (_seen_from, _seen_to)
+    seen_to, find_stop = (_seen_to_listed, _stop_listed) if sees_images else (seen_to, _stop)
     loops = head_loops(dim, block=BLOCK)
     weigh_few, weigh_many = weigher(dim), weigher((dim + WIDTH - 1) // WIDTH * WIDTH)
     score, blend, score_tall, most_rows = loops.score, loops.blend, loops.score_tall, loops.most_rows
@@ -455,7 +477,7 @@ def attend_item(dim: int, *, codes: bool, sees_later: bool) -> Any:
         group = q.shape[1] // (kv_heads * dim)
         grant, head, skipped, size = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
         row, start, token, begin = rows[grant], starts[grant], offsets[grant] + skipped, begin_of(scope, grant)
-        stop = np.int64(start + offsets[grant + 1] - offsets[grant])
+        stop = find_stop(scope, grant, start, offsets)
         if head >= kv_heads:
             return  # an item of a layer with more key heads
         if size * group >= _MANY:

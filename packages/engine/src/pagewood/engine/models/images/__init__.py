@@ -1,0 +1,1 @@
+"""The towers of models that see images. The configuration imports no torch."""

@@ -1,0 +1,301 @@
+"""Models that see images, in whole engines, against `transformers`: the towers, positions, chunks and the cache.
+
+What is compared are the log probabilities of the tokens that the engine has drawn, and of the 64 most probable ones in
+their places, with those of one pass of the reference over the whole text.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from io import BytesIO
+from math import inf
+from typing import Any
+
+import pytest
+import torch
+from PIL.Image import Image as Picture
+
+from pagewood.engine import LLM
+from pagewood.engine.api import Delta, EngineConfig, FinishReason, Image, PoolingParams, SamplingParams, Submit
+from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Engine
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.offline.arguments import PicturedPrompt
+from pictured import BEGIN, IMAGE, KINDS, Pictured, pictured, pictures
+
+ALSO = ("gemma3", "qwen3")
+NO_IMAGES = ((IMAGE, -inf),)
+GREEDY = SamplingParams(temperature=0, max_tokens=5, logprobs=64, ignore_eos=True, logit_bias=NO_IMAGES)
+"""Without tokens of images, which the reference would take for some in a text that goes on behind them."""
+
+
+class Driven:
+    """An engine, and the requests that it gets."""
+
+    def __init__(self, model: Pictured, **options: Any) -> None:
+        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
+        usual: dict[str, Any] = {
+            "images": "on", "page_size": 4, "max_length": 200, "max_total_tokens": 1200, "num_threads": 1,
+            "max_running": 6,
+        }  # fmt: skip
+        config = EngineConfig(model=str(model.folder), **(usual | options))
+        self.engine: Engine = build_engine(config, inbox=self.inbox, outbox=self.outbox)
+
+    def answers(self, submits: Sequence[Submit]) -> dict[str, list[Delta]]:
+        """The deltas of requests, when all have ended."""
+        for submit in submits:
+            self.inbox.put(submit)
+        found: dict[str, list[Delta]] = {submit.request_id: [] for submit in submits}
+        pending = None
+        while any(not deltas or deltas[-1].finish is None for deltas in found.values()):
+            pending = self.engine.advance(pending)
+            for delta in self.outbox.take():
+                found[delta.request_id].append(delta)
+        while pending is not None:
+            pending = self.engine.advance(pending)
+        return found
+
+    def answer(self, tokens: Sequence[int], images: Sequence[Image], **options: Any) -> list[Delta]:
+        """The deltas of one request."""
+        return self.answers([submit("a", tokens, images, **options)])["a"]
+
+
+def submit(name: str, tokens: Sequence[int], images: Sequence[Image], **options: Any) -> Submit:
+    options = {"sampling": GREEDY, **options}
+    return Submit(
+        request_id=name,
+        tokens=torch.tensor(tokens, dtype=torch.int32).numpy().tobytes(),
+        images=tuple(images),
+        **options,
+    )
+
+
+def drawn(deltas: Sequence[Delta]) -> list[int]:
+    assert deltas[-1].finish in (FinishReason.STOP, FinishReason.LENGTH), deltas[-1].refusal
+    return [token for delta in deltas for token in delta.tokens]
+
+
+def bits(deltas: Sequence[Delta]) -> list[Any]:
+    return [one for delta in deltas for one in delta.logprobs]
+
+
+def check(model: Pictured, prompt: Sequence[int], shown: Sequence[Picture], deltas: Sequence[Delta]) -> None:
+    """Compare an answer with the reference."""
+    tokens = drawn(deltas)
+    expected = model.logprobs([*prompt, *tokens], shown)[len(prompt) - 1 :]
+    for row, one in zip(expected, bits(deltas), strict=False):
+        ids = torch.tensor([token for token, _ in one.top])
+        own = torch.tensor([logprob for _, logprob in one.top])
+        torch.testing.assert_close(own, row[ids], atol=1e-4, rtol=0)
+        row = row.index_fill(0, torch.tensor([IMAGE]), -inf)
+        assert one.token == int(row.argmax())
+
+
+def conversation(model: Pictured, shown: Sequence[Picture]) -> tuple[list[int], list[Image]]:
+    """A text with pictures among its words."""
+    images = [model.image(one) for one in shown]
+    tokens = [3, 4, 5]
+    for number, image in enumerate(images):
+        tokens += [*range(10 + 7 * number, 13 + 7 * number), *model.tokens(image), 6, 7]
+    return tokens, images
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request: pytest.FixtureRequest) -> Pictured:
+    return pictured(request.param)
+
+
+@pytest.fixture(scope="module", params=["qwen2.5", *(pytest.param(one, marks=pytest.mark.slow) for one in ALSO)])
+def one_model(request: pytest.FixtureRequest) -> Pictured:
+    """The same, of which one kind is enough."""
+    return pictured(request.param)
+
+
+@pytest.fixture(scope="module")
+def driven(model: Pictured) -> Iterator[Driven]:
+    found = Driven(model)
+    yield found
+    found.engine.close()
+
+
+@pytest.fixture(scope="module")
+def chunked(model: Pictured) -> Iterator[Driven]:
+    found = Driven(model, chunked_prefill_size=5, prefix_cache=False)
+    yield found
+    found.engine.close()
+
+
+def test_answers_are_those_of_transformers(model: Pictured, driven: Driven) -> None:
+    for count in (1, 3):
+        shown = pictures(count, seed=count)
+        tokens, images = conversation(model, shown)
+        check(model, tokens, shown, driven.answer(tokens, images))
+    text = [*range(3, 40)]  # in the row of the last one
+    check(model, text, [], driven.answer(text, []))
+
+
+def test_turns_go_on_behind_images(model: Pictured, driven: Driven) -> None:
+    """Each turn finds the one before in the cache, also its images, and has the bits of a turn that finds nothing."""
+    shown = pictures(3, seed=9)
+    tokens: list[int] = [8, 9, 10]
+    images: list[Image] = []
+    for turn, picture in enumerate(shown):
+        images.append(model.image(picture))
+        tokens += [*model.tokens(images[-1]), 20 + turn, 21]
+        deltas = driven.answer(tokens, images)
+        check(model, tokens, shown[: turn + 1], deltas)
+        if turn:
+            assert deltas[0].num_cached_tokens >= len(tokens) - len(model.tokens(images[-1])) - 16
+        fresh = driven.answer(tokens, images, namespace=f"other {turn}")
+        assert fresh[0].num_cached_tokens == 0
+        assert bits(fresh) == bits(deltas)
+        tokens += drawn(deltas)
+
+
+def test_chunks_change_no_bit(model: Pictured, driven: Driven, chunked: Driven) -> None:
+    shown = pictures(3, seed=4)
+    tokens, images = conversation(model, shown)
+    whole = driven.answer(tokens, images)
+    assert bits(chunked.answer(tokens, images)) == bits(whole)
+    check(model, tokens, shown, whole)
+
+
+def test_two_images_never_share(model: Pictured, driven: Driven) -> None:
+    """Texts that differ in their image only; the second request finds at most what lies before the image."""
+    one, other = pictures(2, seed=5)
+    other = other.resize(one.size)
+    images = [model.image(one), model.image(other)]
+    prefix, shared = [30, *range(31, 60)], model.tokens(images[0])
+    tokens = [*prefix, *shared, 61, 62]
+    first, second = (driven.answer(tokens, [image]) for image in images)
+    assert second[0].num_cached_tokens <= len(prefix) + shared.index(IMAGE)
+    assert second[0].num_cached_tokens >= len(prefix) - 12
+    check(model, tokens, [one], first)
+    check(model, tokens, [other], second)
+    again = driven.answer(tokens, [images[0]])
+    assert again[0].num_cached_tokens >= len(tokens) - 5
+    assert bits(again) == bits(first)
+
+
+def test_requests_in_one_batch_have_their_own_images(model: Pictured, driven: Driven) -> None:
+    shown = pictures(4, seed=6)
+    asked = {str(index): conversation(model, shown[: index + 1]) for index in range(4)}
+    asked["text"] = [40, 41, 42], []
+    found = driven.answers([submit(name, *one) for name, one in asked.items()])
+    for name, (tokens, images) in asked.items():
+        check(model, tokens, shown[: len(images)], found[name])
+
+
+def test_what_was_preempted_goes_on_with_its_images(one_model: Pictured) -> None:
+    """A memory of few pages: requests lose them, and compute their images' tokens again."""
+    model = one_model
+    num_tokens = 212 if model.kind == "gemma3" else 320  # layers with a window give memory back
+    small = Driven(model, schedule_conservativeness=0.01, max_total_tokens=num_tokens)
+    wide = Driven(model)
+    try:
+        shown = pictures(6, seed=7)
+        sampling = replace(GREEDY, max_tokens=100, logprobs=2)
+        asked = [submit(str(i), *conversation(model, shown[i : i + 1]), sampling=sampling) for i in range(6)]
+        found = small.answers(asked)
+        assert small.engine.counters().num_preempted > 0
+        for one in asked:
+            assert bits(found[one.request_id]) == bits(wide.answers([one])[one.request_id])
+    finally:
+        small.engine.close()
+        wide.engine.close()
+
+
+def test_what_does_not_fit_is_refused(model: Pictured, driven: Driven) -> None:
+    (picture,) = pictures(1)
+    image = model.image(picture)
+    tokens = [3, *model.tokens(image), 4]
+    taller = Image(pixels=image.pixels + bytes(3 * image.width), height=image.height + 1, width=image.width)
+    torn = [3, BEGIN, IMAGE, 5, *[IMAGE] * (tokens.count(IMAGE) - 1), 4]
+    for prompt, images, options, word in (
+        ([*tokens[:-3], 4], [image], {}, "prompt must have"),
+        (tokens, [image, image], {}, "prompt must have"),
+        (tokens, [Image(pixels=image.pixels[:-1], height=image.height, width=image.width)], {}, "pixels must have"),
+        (tokens, [taller], {}, "pixels"),
+        (torn, [image], {}, "follow each other"),
+        (tokens, [], {}, "prompt must have 0 tokens"),
+        (tokens, [image], {"pooling": PoolingParams()}, "pooling must be"),
+        (tokens, [image], {"sampling": SamplingParams(prompt_logprobs=0)}, "prompt_logprobs must be"),
+    ):
+        (delta,) = driven.answer(prompt, images, **options)
+        assert delta.refusal is not None
+        assert word in delta.refusal.message
+
+
+def test_an_image_is_computed_once_while_it_is_kept(one_model: Pictured) -> None:
+    model = one_model
+    shown = pictures(2, seed=8)
+    tokens, images = conversation(model, shown[:1])
+    for cache_gb, num_computed in ((0.1, 1), (0.0, 2)):
+        own = Driven(model, prefix_cache=False, image_cache_gb=cache_gb)
+        encoder: Any = own.engine._intake._images  # pyright: ignore[reportPrivateUsage]
+        own.answer(tokens, images)
+        own.answer(tokens, images)
+        assert encoder.num_computed == num_computed
+        own.engine.close()
+
+
+def test_options_that_rule_images_out_are_named() -> None:
+    model = pictured("gemma3")
+    ruled_out: list[tuple[dict[str, Any], str]] = [
+        ({"speculative": "ngram"}, "speculative"),
+        ({"decision_log": "/nowhere"}, "decision_log"),
+        ({"tensor_parallel_size": 2, "num_threads": 2}, "ranks"),
+        ({"pipeline_parallel_size": 2, "num_threads": 2}, "stages"),
+        ({"device": "cuda"}, "CUDA"),
+    ]
+    for options, word in ruled_out:
+        with pytest.raises(ValueError, match=word):
+            EngineConfig(images="on", **options)
+    with pytest.raises(ValueError, match="tokens that a step computes together"):
+        Driven(model, chunked_prefill_size=3)
+    off = Driven(model, images="auto", speculative="ngram")
+    (picture,) = pictures(1)
+    image = model.image(picture)
+    (delta,) = off.answer(model.tokens(image), [image])
+    assert delta.refusal is not None
+    assert delta.refusal.code == "images_not_supported"
+    assert "speculative" in delta.refusal.message
+    off.engine.close()
+
+
+def test_offline_calls_take_images(one_model: Pictured) -> None:
+    model = one_model
+    (picture,) = pictures(1, seed=12)
+    file = BytesIO()
+    picture.save(file, "PNG")
+    parts = [{"type": "image", "image": picture}, {"type": "text", "text": " w5 w6"}]
+    sampling = replace(GREEDY, max_tokens=4)
+    with LLM(str(model.folder), images="on", num_threads=1, max_total_tokens=600, page_size=4) as llm:
+        (said,) = llm.chat([{"role": "user", "content": parts}], sampling)
+        url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+        other = [{"type": "image_url", "image_url": {"url": url}}, parts[1]]
+        assert llm.chat([{"role": "user", "content": other}], sampling)[0].logprobs == said.logprobs
+        text = llm.tokenizer.render_chat([{"role": "user", "content": [{"type": "image"}, parts[1]]}])
+        prompt: PicturedPrompt = {"prompt": text, "images": [file.getvalue()]}
+        (drawn_,) = llm.generate(prompt, sampling)
+        assert drawn_.logprobs == said.logprobs
+        assert "".join(llm.stream(prompt, sampling)) == said.text
+        image = model.image(picture)
+        tokens = [94, *model.tokens(image), 5, 6, 95]
+        assert said.num_prompt_tokens == len(tokens)
+        expected = model.logprobs([*tokens, *said.tokens], [picture])[len(tokens) - 1 :]
+        for row, one in zip(expected, said.logprobs, strict=False):
+            assert abs(float(row[one.token]) - one.logprob) < 1e-4
+        for wrong, word in (
+            ({"prompt": "w3", "images": [picture]}, "once for each of 1 images"),
+            ({"prompt": text, "images": [b"nothing"]}, "image 0 of prompts: .*format"),
+        ):
+            with pytest.raises(ValueError, match=word):
+                llm.generate(wrong)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        with pytest.raises(ValueError, match="must have no images here"):
+            llm.embed(prompt)
