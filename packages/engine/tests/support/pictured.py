@@ -115,9 +115,8 @@ def _config(kind: str) -> tuple[Any, str]:
             "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
             "image_size": 16, "patch_size": 4, "hidden_act": "gelu_pytorch_tanh", "vision_use_head": False,
         }  # fmt: skip
-        text = transformers.Gemma3TextConfig(
-            **_TEXT, sliding_window=7, sliding_window_pattern=2, query_pre_attn_scalar=20
-        )
+        windows: dict[str, Any] = {"sliding_window": 7, "sliding_window_pattern": 2, "query_pre_attn_scalar": 20}
+        text = transformers.Gemma3TextConfig(**_TEXT, **windows)
         return transformers.Gemma3Config(
             text_config=text.to_dict(), vision_config=vision, mm_tokens_per_image=4, image_token_index=IMAGE,
             boi_token_index=BEGIN, eoi_token_index=END,

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 from pagewood.engine.api import EngineConfig
+from pagewood.engine.images.limits import ImageLimits
 from pagewood.server.http.limits import HttpLimits, default_max_connections, possible_connections
 from pagewood.server.keys.key import ApiKey
 from pagewood.server.metrics.metrics import COMPAT, Compat
 from pagewood.server.observe import logs
 from pagewood.server.replicas.division import address_of_each, check_fleet, cuda_devices, engine_of_each, num_cores
 
+_IMAGE_HOST = re.compile(r"(\*\.)?[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9._-]+")
 _EVENTS_ADDRESS = re.compile(r"tcp://[^/]+:(\d+|\*)|ipc://.+")
 _OTLP_URL = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
@@ -70,6 +72,16 @@ class ServeConfig:
     """Requests that may be queued beyond those that run."""
     max_body_bytes: int = 16 * 1024 * 1024
     """Longest request body."""
+    image_hosts: tuple[str, ...] = ()
+    """Hosts from which images are fetched; empty: from none."""
+    image_timeout_s: float = 10.0
+    """How long fetching an image may take, seconds."""
+    max_images: int = ImageLimits.max_images
+    """Images of a request."""
+    max_image_bytes: int = ImageLimits.max_bytes
+    """Longest file of an image."""
+    max_image_pixels: int = ImageLimits.max_pixels
+    """Most pixels of an image, as its file says."""
     max_connections: int | None = None
     """Open connections of each HTTP process; None: as many as the process's limit of open files allows."""
     allowed_hosts: tuple[str, ...] = ()
@@ -175,6 +187,7 @@ class ServeConfig:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         self._check_replicas()
         self._check_batches()
+        self._check_images()
         for name in ("drain_s", "max_retries"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
@@ -252,6 +265,21 @@ class ServeConfig:
                 "batch_store must be None with schedule_policy 'priority-low', which admits the least important "
                 f"requests first, got {str(self.batch_store)!r}"
             )
+
+    def _check_images(self) -> None:
+        for name in ("max_images", "max_image_bytes", "max_image_pixels"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if not 0 < self.image_timeout_s < float("inf"):
+            raise ValueError(f"image_timeout_s must be > 0 and finite, got {self.image_timeout_s}")
+        for host in self.image_hosts:
+            if not _IMAGE_HOST.fullmatch(host):
+                raise ValueError(f"image_hosts must be like images.example.com or *.example.com:8080, got {host!r}")
+
+    @property
+    def image_limits(self) -> ImageLimits:
+        """What an image may be."""
+        return ImageLimits(max_images=self.max_images, max_bytes=self.max_image_bytes, max_pixels=self.max_image_pixels)
 
     @property
     def job_priority(self) -> int:

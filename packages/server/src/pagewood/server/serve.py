@@ -314,15 +314,17 @@ def make_frontend(
     from pagewood.server.http.app import Frontend
     from pagewood.server.http.bodies import Bodies
     from pagewood.server.http.connections import Connections
+    from pagewood.server.images.sources import ImageSources
     from pagewood.server.protocols.common.reader import Reader
 
     limits = config.http_limits()
+    images = ImageSources(limits=config.image_limits, hosts=config.image_hosts, timeout_s=config.image_timeout_s)
     connections = Connections(limits)
     if metrics is not None:
         metrics.processes = lambda: {HTTP: os.getpid(), **served.pids()}
         metrics.num_connections = lambda: len(connections)
     return Frontend(
-        models=served.models(Reader(bodies=Bodies(limits))),
+        models=served.models(Reader(bodies=Bodies(limits), images=images)),
         limits=limits,
         access=access_rules(config.host, config.allowed_hosts, config.allowed_origins),
         connections=connections,

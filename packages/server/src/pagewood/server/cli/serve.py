@@ -14,6 +14,7 @@ from pagewood.engine.model_folder.folder import model_folder, model_name
 from pagewood.server.cli.merge import merged_model
 from pagewood.server.cli.options.address import add_address_options
 from pagewood.server.cli.options.engine import engine_config
+from pagewood.server.cli.options.images import add_image_options
 from pagewood.server.cli.options.logs import add_failure_options, add_log_options
 from pagewood.server.cli.options.memory import add_memory_options
 from pagewood.server.cli.options.model import add_model_options, add_pool_options
@@ -82,6 +83,7 @@ def add_options(page: Page) -> None:
     """Add all options of the server that the page takes."""
     add_model_options(page)
     add_pool_options(page)
+    add_image_options(page)
     add_address_options(page)
     add_memory_options(page)
     add_work_options(page)

@@ -69,6 +69,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="chat"):
     """Whether the prompt ends with the beginning of the assistant's turn."""
     continue_final_message: bool = False
     """Whether the answer continues the last message."""
+    images: tuple[bytes, ...] = ()
+    """The files of its images, in the order of the parts `{"type": "image"}` of its messages."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="text"):

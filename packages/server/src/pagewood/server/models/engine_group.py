@@ -334,6 +334,7 @@ class EngineGroup:
             cores=cores_of_each(len(engines))[number] if is_routed and number is not None else (),
             devices=devices_of_each(engine, len(engines))[number] if is_routed and number is not None else (),
             engine=engine,
+            images=config.image_limits,
             paused=self.status.paused,
             sleep=self.status.sleep,
             kv_events=events,

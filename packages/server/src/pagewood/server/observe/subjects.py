@@ -23,6 +23,7 @@ SUBJECTS: Mapping[str, Sequence[str]] = {
         ),
         *("restart_order", "max_quick_deaths"),
     ),
+    "images": ("image_hosts", "image_timeout_s", "max_images", "max_image_bytes", "max_image_pixels"),
     "queue": ("max_queued", "max_ttft_s"),
     "batches": ("batch_store", "batch_store_gb", "batch_lines", "batch_lines_beside"),
     "logs and metrics": (*("log_level", "log_format", "metrics", "metrics_compat", "otlp_endpoint", "dashboard_text"),),

@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from pagewood.engine.api import EngineConfig
+from pagewood.engine.images.limits import ImageLimits
 from pagewood.server.entrances.messages import EntranceSettings
 from pagewood.server.messages.links import ZmqReceiver, ZmqSender, address
 from pagewood.server.messages.sleep_state import SleepState
@@ -62,6 +63,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     measures: bool = True
     """Whether the engine measures its steps."""
     engine: EngineConfig
+    images: ImageLimits = ImageLimits()
+    """What an image may be that a tokenizer process decodes."""
     paused: Literal["no", "in_place", "retract"] = "no"
     """Whether the engine begins paused, because the one before it was."""
     sleep: SleepState = SleepState()

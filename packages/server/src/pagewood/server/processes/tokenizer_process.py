@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pagewood.engine.images.prompts import image_prompts
 from pagewood.engine.text import Tokenizer
 from pagewood.server.messages.links import ZmqReceiver, ZmqSender, address
 from pagewood.server.processes.child import ParentWatch, Settings, errors_in_one_line, run_child
 from pagewood.server.processes.stuck import end_when_stuck
+from pagewood.server.stages.pictures import Pictures
 from pagewood.server.stages.tokenizing import run_tokenizer
 
 
@@ -16,6 +18,7 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
     """Turn prompts into ids until the parent ends it."""
     with errors_in_one_line(settings):
         tokenizer = Tokenizer.from_folder(settings.model_folder)
+        prompts = image_prompts(settings.model_folder, tokenizer)
     end_when_stuck()
     folder = Path(settings.folder)
     run_tokenizer(
@@ -24,6 +27,7 @@ def serve(settings: Settings, inbox: ZmqReceiver, outbox: ZmqSender, stopped: Pa
         outbox,
         stopped=stopped,
         route=lambda stage: outbox.reconnect(address(folder, stage)),
+        pictures=None if prompts is None else Pictures(prompts=prompts, limits=settings.images),
         block_size=settings.engine.page_size if settings.is_routed else None,
     )
 

@@ -153,6 +153,7 @@ class ServedEngine:
             log_format=config.log_format,
             is_routed=True,
             engine=replace(config.engine, quotas=()),  # the router counts them
+            images=config.image_limits,
             kv_events=self._events,
             kv_events_replay=self._replay,
             kv_events_form=config.kv_events_form,

@@ -18,6 +18,7 @@ from pagewood.engine.api import (
     MAX_BAD_WORD_TOKENS,
     Abort,
     Command,
+    Image,
     Overflow,
     PassOn,
     PauseRequest,
@@ -30,6 +31,7 @@ from pagewood.engine.api import (
     Submit,
 )
 from pagewood.engine.fan_out import fan_out
+from pagewood.engine.images.limits import ImageError
 from pagewood.engine.model_folder.vector_recipe import cut, with_end
 from pagewood.engine.text import ChatTemplateError, Tokenizer
 from pagewood.engine.text.reasoning import TAIL_LENGTH
@@ -42,6 +44,7 @@ from pagewood.server.messages.token_ids import num_ids
 from pagewood.server.observe.logs import request_fields
 from pagewood.server.protocols.common.context_window import capped, overlong
 from pagewood.server.stages.binding import bound
+from pagewood.server.stages.pictures import Pictures, TextOnly, images_of
 from pagewood.server.stages.text_limit import TextTooLong, check_text
 from pagewood.server.stages.turns import Turns
 
@@ -69,6 +72,7 @@ def run_tokenizer(
     stopped: Callable[[], bool],
     route: Callable[[str], None] = lambda stage: None,
     block_size: int | None = None,
+    pictures: Pictures | None = None,
 ) -> None:
     """Serve until `stopped`.
 
@@ -79,8 +83,9 @@ def run_tokenizer(
         stopped: whether to stop.
         route: makes `outbox` send to another stage.
         block_size: tokens of a page of the replicas, among which a router chooses; None: there is one engine.
+        pictures: what images must be; None: the model takes text only.
     """
-    stage = TokenizerStage(tokenizer, outbox, route=route, block_size=block_size)
+    stage = TokenizerStage(tokenizer, outbox, route=route, block_size=block_size, pictures=pictures)
     try:
         while not stopped():
             # Read everything that has arrived before a prompt is begun: it may be cancelled by now.
@@ -129,7 +134,8 @@ class TokenizerStage:
     """
 
     __slots__ = (
-        *("_block_size", "_is_closed", "_lanes", "_lock", "_outbox", "_pending", "_route", "_short", "_tokenizer"),
+        *("_block_size", "_is_closed", "_lanes", "_lock", "_outbox", "_pending", "_pictures", "_route", "_short"),
+        "_tokenizer",
     )
 
     def __init__(
@@ -139,8 +145,10 @@ class TokenizerStage:
         *,
         route: Callable[[str], None] = lambda stage: None,
         block_size: int | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         self._block_size = block_size
+        self._pictures = pictures
         self._tokenizer = tokenizer
         self._outbox = outbox
         self._route = route
@@ -224,7 +232,7 @@ class TokenizerStage:
         if pending.is_cancelled:
             results: Sequence[_Command] = [_cancelled(request_id) for request_id in request_ids]
         else:
-            results = commands(self._tokenizer, pending.message)
+            results = commands(self._tokenizer, pending.message, pictures=self._pictures)
         names = [self._names(result, pending.message) for result in results]
         with self._lock:
             for request_id in request_ids:
@@ -294,19 +302,28 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def commands(tokenizer: Tokenizer, message: wire.WithPrompt) -> Sequence[Submit | Refuse | PassOn | Retain]:
+def commands(
+    tokenizer: Tokenizer, message: wire.WithPrompt, *, pictures: Pictures | None = None
+) -> Sequence[Submit | Refuse | PassOn | Retain]:
     """Return the engine's commands for `message`: one for each of its requests.
 
     Never raises: requests whose prompt cannot be tokenized become `Refuse`s.
     """
     try:
+        images = images_of(message.prompt, pictures)
+        text = _prompt_text(tokenizer, message.prompt)
+        if images and pictures is not None:
+            text = pictures.prompts.written(text, images)
         match message:
             case wire.Encode():
-                result = _encoded(tokenizer, message)
+                result = _encoded(tokenizer, message, text)
             case wire.RetainText():
-                result = _retained(tokenizer, message)
+                result = _retained(tokenizer, message, text)
             case wire.Generate():
-                result = _submits(tokenizer, message)
+                result = _submits(tokenizer, message, text, images)
+    except ImageError as error:
+        code = "images_not_supported" if isinstance(error, TextOnly) else "invalid_image"
+        result = Refusal(message=_encodable(error), param="prompt", code=code)
     except TextTooLong as error:
         result = Refusal(message=str(error), param="prompt", code="text_too_long")
     except ChatTemplateError as error:
@@ -328,10 +345,9 @@ def commands(tokenizer: Tokenizer, message: wire.WithPrompt) -> Sequence[Submit 
     return result
 
 
-def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[PassOn] | Refusal:
+def _encoded(tokenizer: Tokenizer, message: wire.Encode, text: str) -> list[PassOn] | Refusal:
     """Return the command that carries the ids of a prompt through the engine, which computes nothing for it."""
     prompt = message.prompt
-    text = _prompt_text(tokenizer, prompt)
     check_text(tokenizer, text, max_length=message.max_length)
     tokens = _prompt_tokens(tokenizer, prompt, text, add_special_tokens=message.add_special_tokens)
     if message.shows_pieces and len(tokens) > MAX_PIECES:
@@ -350,9 +366,14 @@ def _encoded(tokenizer: Tokenizer, message: wire.Encode) -> list[PassOn] | Refus
     return [PassOn(request_id=message.request_id, carry=wire.encode(encoded))]
 
 
-def _retained(tokenizer: Tokenizer, message: wire.RetainText) -> list[Retain]:
+def _retained(tokenizer: Tokenizer, message: wire.RetainText, text: str) -> list[Retain] | Refusal:
     """Return the command that keeps the KV of a text, or drops it."""
-    text = _prompt_text(tokenizer, message.prompt)
+    if isinstance(message.prompt, wire.ChatPrompt) and message.prompt.images:
+        return Refusal(
+            message="a conversation with images cannot be retained by its text; send 'retain_s' with the request",
+            param="prompt",
+            code="images_not_supported",
+        )
     check_text(tokenizer, text, max_length=message.max_length)
     tokens = _prompt_tokens(tokenizer, message.prompt, text).astype("<i4", copy=False).tobytes()
     return [
@@ -371,8 +392,10 @@ def _encodable(error: Exception) -> str:
     return str(error).encode(errors="replace").decode()
 
 
-def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Refusal:
-    text, limit = _prompt_text(tokenizer, message.prompt), message.max_length
+def _submits(
+    tokenizer: Tokenizer, message: wire.Generate, text: str, images: tuple[Image, ...]
+) -> list[Submit] | Refusal:
+    limit = message.max_length
     refusal = None if isinstance(message.prompt, wire.TokenPrompt) else overlong(tokenizer, message, text)
     if refusal is not None:
         return refusal
@@ -410,7 +433,7 @@ def _submits(tokenizer: Tokenizer, message: wire.Generate) -> list[Submit] | Ref
     shows_prompt = sampling.prompt_logprobs is not None
     first = replace(carried, first_token=int(tokens[0])) if shows_prompt else carried
     options = replace(message.options, sampling=sampling)
-    submit = Submit.of(options, request_id=message.request_id, tokens=ids, carry=wire.encode(first))
+    submit = Submit.of(options, request_id=message.request_id, tokens=ids, carry=wire.encode(first), images=images)
     submits = fan_out(submit, message.sibling_ids, carry=wire.encode(carried)) if message.sibling_ids else [submit]
     if message.begun:
         texts = [first, *[carried] * len(message.sibling_ids)]

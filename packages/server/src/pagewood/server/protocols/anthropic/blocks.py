@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.server.http.validation import kind
 
-_MESSAGE_BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
+_MESSAGE_BLOCKS = frozenset({"text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"})
 _CacheControl = dict[str, Any] | None
 """All prefixes are cached; if the server retains prefixes, this mark keeps its prefix for a time (see `retention`)."""
 
@@ -56,6 +56,39 @@ Texts = Annotated[list[TextBlock], BeforeValidator(_texts, str | list[TextBlock]
 """From a string, an array of text blocks, or null."""
 
 
+class Base64Source(Strict):
+    """The bytes of an image."""
+
+    type: Literal["base64"]
+    media_type: str
+    """Without effect: the bytes say what they are."""
+    data: str
+
+
+class UrlSource(Strict):
+    """Where an image is, if the operator allows the host."""
+
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(Strict):
+    """An image in a message of the user."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+    cache_control: _CacheControl = None
+
+    @property
+    def part(self) -> dict[str, str]:
+        """The part of a message for it."""
+        source = self.source
+        return {
+            "type": "image",
+            "image": source.url if isinstance(source, UrlSource) else f"data:;base64,{source.data}",
+        }
+
+
 class ThinkingBlock(Strict):
     """Reasoning of an earlier answer. Its signature is not checked."""
 
@@ -94,7 +127,8 @@ class ToolResultBlock(Strict):
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
 ]
 Blocks = Annotated[list[Block], BeforeValidator(_message_blocks, str | list[Block])]
 """From a string or an array of blocks."""

@@ -10,7 +10,14 @@ from typing import Any
 
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
-from pagewood.server.protocols.anthropic.blocks import Block, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from pagewood.server.protocols.anthropic.blocks import (
+    Block,
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from pagewood.server.protocols.anthropic.fields import AnthropicMessage, PromptFields, template_kwargs
 from pagewood.server.protocols.common.tools import Tools
 
@@ -19,7 +26,7 @@ _BILLING_LINE = re.compile(r"^x-anthropic-billing-header:[^\n]*(?:\n|\Z)", re.MU
 its conversation in the cache."""
 _ALLOWED = {
     "system": frozenset({"text"}),
-    "user": frozenset({"text", "tool_result"}),
+    "user": frozenset({"text", "image", "tool_result"}),
     "assistant": frozenset({"text", "thinking", "redacted_thinking", "tool_use"}),
 }
 
@@ -98,6 +105,14 @@ def _text(blocks: Iterable[Block]) -> str:
     return "\n".join([block.text for block in blocks if isinstance(block, TextBlock)])
 
 
+def _shown(blocks: Sequence[Block]) -> str | list[dict[str, str]]:
+    """Return the texts of a turn, or its parts if there are images among them."""
+    if not any(isinstance(block, ImageBlock) for block in blocks):
+        return _text(blocks)
+    shown = [block for block in blocks if isinstance(block, TextBlock | ImageBlock)]
+    return [{"type": "text", "text": one.text} if isinstance(one, TextBlock) else one.part for one in shown]
+
+
 def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:
     """Return an answer: its text, its reasoning and its calls, each in their order."""
     found: dict[str, Any] = {"role": "assistant", "content": _text(blocks)}
@@ -123,7 +138,7 @@ def _user(blocks: Sequence[Block], names: Mapping[str, str]) -> list[dict[str, A
     found: list[dict[str, Any]] = []
     for is_result, run in itertools.groupby(blocks, key=lambda block: isinstance(block, ToolResultBlock)):
         if not is_result:
-            found.append({"role": "user", "content": _text(run)})
+            found.append({"role": "user", "content": _shown(list(run))})
             continue
         for block in run:
             assert isinstance(block, ToolResultBlock)

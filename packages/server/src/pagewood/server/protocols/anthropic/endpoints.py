@@ -90,7 +90,7 @@ class AnthropicEndpoints:
             max_tokens=said.max_tokens,
             grammar=None if constraint is None else constraint.grammar,
         )
-        prompt = await self.models.reader.convert(lambda: chat_prompt(said, tools), num_parts=num_parts(said))
+        prompt = await self.models.reader.conversation(lambda: chat_prompt(said, tools), num_parts=num_parts(said))
         generation = Generation(
             prompts=[prompt],
             options=RequestOptions(sampling=sampling, retain_s=retain_s(said)),
@@ -117,6 +117,6 @@ class AnthropicEndpoints:
         service = await self.models.serving(said.model, request)
         service.model(said.model)
         tools = fields.tools_of(said)
-        prompt = await self.models.reader.convert(lambda: chat_prompt(said, tools), num_parts=num_parts(said))
+        prompt = await self.models.reader.conversation(lambda: chat_prompt(said, tools), num_parts=num_parts(said))
         tokens = await service.encode(prompt, prompt_param="messages")
         return json_response(TokenCount(len(tokens)))

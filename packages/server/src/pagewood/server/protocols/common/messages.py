@@ -9,30 +9,35 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.field_limits import Name
 from pagewood.server.http.validation import WHOLE, kind
+from pagewood.server.images.sources import joined
 from pagewood.server.protocols.common.tools import MAX_TOOLS, Function, Tools, check_known
 
 
-def text_of(content: Any) -> str | None:
-    """Return the text of a message: a string, or parts that are all text.
+def content_of(content: Any) -> str | list[object] | None:
+    """Return the content of a message: its text, or its parts if there are images among them.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is neither a string nor parts of text and images.
     """
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ValueError(f"expected a string or an array of text parts, but got {kind(content)} instead")
-    return "".join([_part(part) for part in cast("list[Any]", content)])
+        raise ValueError(f"expected a string or an array of parts, but got {kind(content)} instead")
+    return joined([_part(part) for part in cast("list[Any]", content)])
 
 
-def _part(part: Any) -> str:
+def _part(part: Any) -> dict[str, str]:
     match part:
         case {"type": "text", "text": str(text)} | {"type": "refusal", "refusal": str(text)}:
-            return text
-        case {"type": str(other)} if other not in ("text", "refusal"):
-            raise ValueError(f"only parts of type 'text' are supported, but got '{other}'")
+            return {"type": "text", "text": text}
+        case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "image_url", "image_url": str(url)}:
+            return {"type": "image", "image": url}
+        case {"type": str(other)} if other not in ("text", "refusal", "image_url"):
+            raise ValueError(f"only parts of the types 'text' and 'image_url' are supported, but got '{other}'")
+        case {"type": "image_url"}:
+            raise ValueError("a part of the type 'image_url' must have the 'url' of an image")
         case _:
-            raise ValueError('every part must be an object {"type": "text", "text": "..."}')
+            raise ValueError('every part must be an object like {"type": "text", "text": "..."}')
 
 
 class _Strict(BaseModel):
@@ -51,6 +56,22 @@ class RefusalPart(BaseModel):
 
     type: Literal["refusal"]
     refusal: str
+
+
+class ImageUrl(BaseModel):
+    """Where an image is."""
+
+    url: str
+    """A data URL in base64; or, if the operator allows its host, one of http or https."""
+    detail: str | None = None
+    """Without effect: the model's folder says how large images are."""
+
+
+class ImagePart(BaseModel):
+    """An image in a message of the user."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl | str
 
 
 class CalledFunction(_Strict):
@@ -79,7 +100,10 @@ class Message(_Strict):
     """One message. Fields that only answers have are accepted if they are empty: clients send answers back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | None, BeforeValidator(text_of, str | list[TextPart | RefusalPart] | None)] = None
+    content: Annotated[
+        str | list[dict[str, str]] | None,
+        BeforeValidator(content_of, str | list[TextPart | ImagePart | RefusalPart] | None),
+    ] = None
     name: str | None = None
     refusal: str | None = None
     audio: None = None
@@ -98,6 +122,8 @@ class Message(_Strict):
             ApiError: one is missing, or belongs to another role.
         """
         is_assistant = self.role == "assistant"
+        if isinstance(self.content, list) and self.role != "user":
+            raise _misplaced(f"{param}.content: image_url", "user")
         if self.content is None and not is_assistant:
             raise _missing(f"{param}.content")
         if self.role == "tool" and self.tool_call_id is None:

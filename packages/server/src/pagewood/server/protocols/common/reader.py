@@ -11,6 +11,8 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from pagewood.server.http.bodies import Bodies
+from pagewood.server.images.sources import ImageSources
+from pagewood.server.messages import wire
 
 T = TypeVar("T")
 MAX_PARSED_AT_ONCE_BYTES = 256 * 1024
@@ -31,6 +33,8 @@ class Reader:
     bodies: Bodies
     parsing: ThreadPoolExecutor = field(default_factory=_one_thread)
     """Parses long bodies."""
+    images: ImageSources = field(default_factory=ImageSources)
+    """Where the images of conversations come from."""
 
     async def body(self, request: Request, *, is_declared: bool = True) -> bytes:
         """Return the JSON body of a request.
@@ -61,6 +65,14 @@ class Reader:
         if len(body) <= MAX_PARSED_AT_ONCE_BYTES:
             return parse(body)
         return await asyncio.get_running_loop().run_in_executor(self.parsing, parse, body)
+
+    async def conversation(self, make: Callable[[], wire.ChatPrompt], *, num_parts: int) -> wire.ChatPrompt:
+        """Return what `convert` does, with the images of a conversation beside it.
+
+        Raises:
+            ApiError: an image cannot be had.
+        """
+        return await self.images.filled(await self.convert(make, num_parts=num_parts))
 
     async def convert(self, make: Callable[[], T], *, num_parts: int) -> T:
         """Return the result of `make` for the parts of a conversation; many parts go to the thread of long bodies."""

@@ -186,6 +186,7 @@ class NativeEndpoints:
         service = await self.models.serving(said.model, request)
         model = _model(service, said.model)
         chat = await self.models.reader.convert(said.chat, num_parts=len(said.messages or ()))
+        chat = None if chat is None else await self.models.reader.images.filled(chat)
         fields.check_one({"text": said.text, "prompt": said.prompt, "messages": said.messages})
         param = "messages" if chat is not None else "text" if said.prompt is None else "prompt"
         message = wire.Encode(
@@ -226,6 +227,7 @@ class NativeEndpoints:
         service = await self.models.serving(said.model, request)
         model = _model(service, said.model)
         chat = await self.models.reader.convert(said.chat, num_parts=len(said.messages or ()))
+        chat = None if chat is None else await self.models.reader.images.filled(chat)
         fields.check_one({"messages": said.messages})
         assert chat is not None
         message = wire.Encode(

@@ -136,7 +136,7 @@ class OllamaEndpoints:
         said = await self._read(request, fields.parse_chat)
         tools = fields.tools_of(said)
         prompt = (
-            await self.models.reader.convert(lambda: fields.chat_prompt(said, tools), num_parts=len(said.messages))
+            await self.models.reader.conversation(lambda: fields.chat_prompt(said, tools), num_parts=len(said.messages))
             if said.messages
             else None
         )
@@ -145,7 +145,9 @@ class OllamaEndpoints:
     async def generate(self, request: Request) -> ASGIApp:
         """Answer or continue one prompt."""
         said = await self._read(request, fields.parse_generate)
-        prompt = fields.generate_prompt(said) if said.prompt else None
+        prompt = fields.generate_prompt(said) if said.prompt or said.images else None
+        if isinstance(prompt, wire.ChatPrompt):
+            prompt = await self.models.reader.images.filled(prompt)
         return await self._respond(request, said, prompt, prompt_param="prompt")
 
     async def embed(self, request: Request) -> ASGIApp:

@@ -32,7 +32,6 @@ GENERATE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "template": (None, ""),
     "context": (None, []),
-    "images": (None, []),
     "width": (None,),
     "height": (None,),
     "steps": (None,),
@@ -76,6 +75,8 @@ class OllamaGenerateRequest(CommonFields):
 
     prompt: str | None = None
     system: str | None = None
+    images: list[str] | None = None
+    """Images in base64, which come before the prompt."""
     raw: bool | None = None
     """Whether the prompt is continued as it is, without the chat template."""
 
@@ -105,7 +106,8 @@ class OllamaMessage(Lenient):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    images: list[str] | None = None
+    """Images in base64, which come before the content."""
     tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -117,7 +119,7 @@ class OllamaMessage(Lenient):
 
     def for_template(self) -> dict[str, Any]:
         """Return the message in the form that chat templates read."""
-        found: dict[str, Any] = {"role": self.role, "content": self.content or ""}
+        found: dict[str, Any] = {"role": self.role, "content": _with_images(self.content or "", self.images)}
         if self.thinking:
             found["reasoning_content"] = self.thinking
         if self.tool_calls:
@@ -127,6 +129,14 @@ class OllamaMessage(Lenient):
         if self.tool_call_id is not None:
             found["tool_call_id"] = self.tool_call_id
         return found
+
+
+def _with_images(text: str, images: list[str] | None) -> str | list[dict[str, str]]:
+    """Return the content of a message: its text, or with images its parts."""
+    if not images:
+        return text
+    found = [{"type": "image", "image": f"data:;base64,{one}"} for one in images]
+    return [*found, {"type": "text", "text": text}] if text else found
 
 
 class OllamaFunction(Lenient):
@@ -168,9 +178,10 @@ def parse_generate(body: bytes) -> OllamaGenerateRequest:
         ApiError: a field is wrong, missing or not supported.
     """
     request = parse(OllamaGenerateRequest, body, neutral=GENERATE_NEUTRAL, ignored=IGNORED)
-    if request.raw and request.system:
-        message = "The 'system' parameter is not available when 'raw' is enabled."
-        raise ApiError(message, param="system", code="invalid_value")
+    for name in ("system", "images"):
+        if request.raw and getattr(request, name):
+            message = f"The '{name}' parameter is not available when 'raw' is enabled."
+            raise ApiError(message, param=name, code="invalid_value")
     _check(request)
     return request
 
@@ -182,6 +193,11 @@ def parse_chat(body: bytes) -> OllamaChatRequest:
         ApiError: as in `parse_generate`.
     """
     request = parse(OllamaChatRequest, body, neutral={}, ignored=IGNORED)
+    for index, message in enumerate(request.messages or ()):
+        if message.images and message.role != "user":
+            param = f"messages[{index}].images"
+            text = f"The '{param}' parameter is only allowed in messages with the role 'user'."
+            raise ApiError(text, param=param, code="invalid_value")
     _check(request)
     return request
 
@@ -213,7 +229,8 @@ def generate_prompt(request: OllamaGenerateRequest) -> wire.Prompt:
         return wire.TextPrompt(text=text)
     system = [{"role": "system", "content": request.system}] if request.system else []
     return wire.ChatPrompt(
-        messages=(*system, {"role": "user", "content": text}), template_kwargs=_template_kwargs(request)
+        messages=(*system, {"role": "user", "content": _with_images(text, request.images)}),
+        template_kwargs=_template_kwargs(request),
     )
 
 

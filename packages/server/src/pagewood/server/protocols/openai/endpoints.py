@@ -122,7 +122,7 @@ class OpenAIEndpoints:
             has_ids=bool(said.return_token_ids),
             names_ids=bool(said.return_tokens_as_token_ids),
         )
-        prompt = await self.models.reader.convert(lambda: chat.prompt(said, tools), num_parts=len(said.messages))
+        prompt = await self.models.reader.conversation(lambda: chat.prompt(said, tools), num_parts=len(said.messages))
         return self._respond(request, service, said, model, [prompt], extent, format, tools=tools, is_chat=True)
 
     async def completions(self, request: Request) -> ASGIApp:

@@ -144,14 +144,13 @@ class ResponsesEndpoints:
             logprobs=(said.top_logprobs or 0) if said.shows_logprobs else None,
             grammar=None if structured is None else structured.grammar,
         )
+        prompt = wire.ChatPrompt(
+            messages=tuple(prompt_messages),
+            tools=() if offered.tools is None else offered.tools.offered,
+            template_kwargs=_style_kwargs(said) | (said.chat_template_kwargs or {}),
+        )
         generation = Generation(
-            prompts=[
-                wire.ChatPrompt(
-                    messages=tuple(prompt_messages),
-                    tools=() if offered.tools is None else offered.tools.offered,
-                    template_kwargs=_style_kwargs(said) | (said.chat_template_kwargs or {}),
-                )
-            ],
+            prompts=[await self.models.reader.images.filled(prompt)],
             options=RequestOptions(
                 sampling=sampling,
                 priority=said.priority or 0,

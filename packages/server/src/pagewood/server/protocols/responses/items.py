@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.validation import kind, validated
+from pagewood.server.images.sources import joined
 from pagewood.server.protocols.common.messages import CalledFunction, CallMessage, Message
 from pagewood.server.protocols.responses import objects
 from pagewood.server.protocols.responses.custom_input import as_arguments
@@ -77,6 +78,37 @@ class ItemRefusal(BaseModel):
 _Text = Annotated[str, BeforeValidator(_text, str | list[ItemText | ItemRefusal])]
 
 
+class ItemImage(BaseModel):
+    """An image in a message of the user."""
+
+    type: Literal["input_image"]
+    image_url: str
+    """A data URL in base64; or, if the operator allows its host, one of http or https."""
+    detail: str | None = None
+    """Without effect: the model's folder says how large images are."""
+
+
+def _content(content: Any) -> Any:
+    """Return the text of a message, or its parts if there are images among them."""
+    if not isinstance(content, list):
+        return _text(content)
+    parts: list[dict[str, str]] = []
+    for part in cast("list[Any]", content):
+        match part:
+            case {"type": "input_image", "image_url": str(url)}:
+                parts.append({"type": "image", "image": url})
+            case {"type": "input_image"}:
+                raise ValueError("an image must have the field 'image_url'; files are not supported")
+            case _:
+                parts.append({"type": "text", "text": _part(part)})
+    return joined(parts)
+
+
+_Content = Annotated[
+    str | list[dict[str, str]], BeforeValidator(_content, str | list[ItemText | ItemImage | ItemRefusal])
+]
+
+
 class _Item(BaseModel):
     """Fields of all items that the model does not see: clients send answers back as they got them."""
 
@@ -93,7 +125,7 @@ class MessageItem(_Item):
 
     type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: _Text
+    content: _Content
     phase: Any = None
     namespace: None = None
 
@@ -292,7 +324,12 @@ def listed(item: Item) -> objects.ListedItem:
     match item:
         case MessageItem():
             part = objects.OutputText if item.role == "assistant" else objects.InputText
-            return objects.ListedMessage(id=id, status=status, role=item.role, content=(part(text=item.content),))
+            parts = [{"type": "text", "text": item.content}] if isinstance(item.content, str) else item.content
+            content = tuple(
+                objects.InputImage(image_url=one["image"]) if one["type"] == "image" else part(text=one["text"])
+                for one in parts
+            )
+            return objects.ListedMessage(id=id, status=status, role=item.role, content=content)
         case FunctionCallItem():
             of: dict[str, Any] = {"id": id, "status": status, "call_id": item.call_id, "namespace": item.namespace}
             return objects.FunctionCall(**of, name=item.name, arguments=item.arguments)
@@ -368,10 +405,13 @@ class _Conversation:
                 if self._text is not None or self._calls:
                     self._end_answer()
                 self._reasoning += item.text(param)
-            case MessageItem(role="assistant"):
+            case MessageItem(content=list()) if item.role != "user":
+                message = f"Invalid value for '{param}.content': images belong to messages of the user."
+                raise ApiError(message, param=f"{param}.content", code="invalid_value")
+            case MessageItem(role="assistant", content=str(text)):
                 if self._text is not None or self._calls:
                     self._end_answer()
-                self._text = item.content
+                self._text = text
             case FunctionCallItem() | CustomCallItem() | SearchCallItem() if item.status == "incomplete":
                 self._incomplete_ids.add(item.call_id)
             case FunctionCallItem() | CustomCallItem() | SearchCallItem():
@@ -394,9 +434,10 @@ class _Conversation:
             case MessageItem():
                 self._end_answer()
                 if item.role != "user" and not self._found:
+                    assert isinstance(item.content, str)
                     self._system.append(item.content)
                 else:
-                    self._found.append(Message(role=item.role, content=item.content))
+                    self._found.append(Message(role=item.role, content=_as_in_chats(item.content)))
 
     def messages(self) -> list[Message]:
         """Return the messages."""
@@ -415,6 +456,13 @@ class _Conversation:
                 )
             )
         self._reasoning, self._text, self._calls = "", None, []
+
+
+def _as_in_chats(content: str | list[dict[str, str]]) -> Any:
+    """Return the content of a message as chat completions have it."""
+    if isinstance(content, str):
+        return content
+    return [{"type": "image_url", "image_url": one["image"]} if one["type"] == "image" else one for one in content]
 
 
 def function_name(name: str, namespace: str | None) -> str:

@@ -87,13 +87,20 @@ class InputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     text: str
 
 
+class InputImage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="input_image"):
+    """An image for the model."""
+
+    image_url: str
+    detail: str = "auto"
+
+
 class ListedMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
     """A message of a conversation."""
 
     id: str
     status: str
     role: Literal["system", "developer", "user", "assistant"]
-    content: tuple[InputText | OutputText, ...]
+    content: tuple[InputText | InputImage | OutputText, ...]
 
 
 class _Output(msgspec.Struct, frozen=True, kw_only=True):
