@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,23 +36,25 @@ _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "laye
 def of_transformers(values: dict[str, Any]) -> dict[str, Any] | None:
     """Return what `transformers` reads in a file; None: it refuses the file."""
     try:
-        whole = transformers.CONFIG_MAPPING[values["model_type"]].from_dict(json.loads(json.dumps(values)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of `rope_scaling` in a model without rotation
+            whole = transformers.CONFIG_MAPPING[values["model_type"]].from_dict(json.loads(json.dumps(values)))
         config = whole.get_text_config()
         fields = config.to_dict()
     except (StrictDataclassError, AttributeError, TypeError, ValueError, ZeroDivisionError):
         return None
-    text = SimpleNamespace(**fields, **{name: fields[own] for name, own in config.attribute_map.items()})
+    text = SimpleNamespace(**fields, **{name: getattr(config, own) for name, own in config.attribute_map.items()})
     ropes = getattr(text, "rope_parameters", None) or {}
     found: dict[str, Any] = {
         "vocab_size": text.vocab_size,
         "hidden_size": text.hidden_size,
-        "layers": text.num_hidden_layers,
+        "layers": config.num_hidden_layers,
         "tied": bool(whole.tie_word_embeddings),
         "epsilon": next(getattr(text, name) for name in _EPSILONS if hasattr(text, name)),
         "theta": ropes.get("full_attention", ropes).get("rope_theta"),
     }
     if not getattr(text, "kv_lora_rank", None):
-        kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+        kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
         windows = {
             "sliding_attention": getattr(text, "sliding_window", None),
             "chunked_attention": getattr(text, "attention_chunk_size", None),

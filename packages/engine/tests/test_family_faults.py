@@ -15,10 +15,16 @@ from families.registry import CASES
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models import config as model_config
 from pagewood.engine.models.fields import windows
+from pagewood.engine.models.parts import layer, state_space
+from pagewood.engine.models.parts.channel_delta import ChannelDelta
+from pagewood.engine.models.parts.experts import Experts
+from pagewood.engine.models.parts.feed_forward import FeedForward
 from pagewood.engine.models.parts.layer import Layer
 from pagewood.engine.models.parts.output import Output
+from pagewood.engine.models.parts.state_space import StateSpace
 from pagewood.engine.models.stored.stored_tensors import StoredTensors
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.models.torch_recurrence import WholeTextStates
 from seeded_faults import Edit, seed_fault
 
 FAULTS: dict[str, tuple[str, Edit]] = {
@@ -49,6 +55,45 @@ FAULTS: dict[str, tuple[str, Edit]] = {
         "granite",
         (model_config, "_embedding_multiplier", 'read_multiplier(fields, "embedding_multiplier")', "1.0"),
     ),
+    "heads read keys and queries of another group": (
+        "granite4-groups",
+        (
+            WholeTextStates,
+            "recur",
+            "one.repeat_interleave(heads.num_heads // heads.num_key_heads, 2)",
+            "one.repeat(1, 1, heads.num_heads // heads.num_key_heads, 1)",
+        ),
+    ),
+    "a state space has no skip": ("bamba", (WholeTextStates, "recur", "heads.skip is not None", "False")),
+    "results are gated before they are normed": (
+        "falcon-h1-norm-first",
+        (StateSpace, "__call__", "if config.norms_first:", "if False:"),
+    ),
+    "filters are not multiplied": ("falcon-h1", (state_space, "_multiplied", "return weight * ", "return weight  # ")),
+    "the product is not divided by what multiplied both projections": (
+        "falcon-h1",
+        (FeedForward, "__call__", "1 / of_gate", "1.0"),
+    ),
+    "a layer without a norm before it loses what is pending": (
+        "olmo-hybrid",
+        (layer, "add_and_norm", "if pending is not None:", "if False:"),
+    ),
+    "corrections have half of their strength": (
+        "olmo-hybrid",
+        (WholeTextStates, "recur", "strengths * heads.most_strength", "strengths"),
+    ),
+    "all channels of a head decay alike": (
+        "kimi-linear",
+        (WholeTextStates, "recur", "* steps)", "* steps.mean(-1, keepdim=True))"),
+    ),
+    "results of a delta rule are gated by silu": (
+        "kimi-linear",
+        (ChannelDelta, "__call__", 'gate, 0, "sigmoid"', 'gate, 0, "silu"'),
+    ),
+    "experts read the hidden state's first elements": (
+        "nemotron-h-latents",
+        (Experts, "__call__", "self._to_latent(x)", "x[:, : self._config.latent_size]"),
+    ),
     "queries, keys and values of all heads stand together": (
         "gpt-neox",
         (StoredTensors, "read", "if self._layout.fused_by_head:", "if False:"),
@@ -62,7 +107,8 @@ def difference(folder: Path, expected: torch.Tensor, tokens: list[int]) -> float
     model = load_model(folder, TorchOps())
     positions, every = torch.arange(len(tokens)), torch.arange(len(tokens))
     attention = WholeTexts([layer.mixer for layer in model.config.layers], len(tokens))
-    logits = model(torch.tensor(tokens), [rope(positions) for rope in model.ropes], attention, every)
+    rotations, recurrence = [rope(positions) for rope in model.ropes], WholeTextStates(len(tokens))
+    logits = model(torch.tensor(tokens), rotations, attention, every, recurrence=recurrence)
     return (logits - expected).abs().max().item()
 
 

@@ -127,7 +127,7 @@ class Bench:
             positions = np.arange(start)
             slots = page_table[row, positions // problem.page_size] * problem.page_size + positions % problem.page_size
             storage.write(1, self.latents[row][:start], torch.from_numpy(slots))
-        attention = CPULatentAttention(storage, [config_of(problem.num_heads)] * 2)
+        attention = CPULatentAttention(storage, dict.fromkeys(range(2), config_of(problem.num_heads)))
         if in_steps_of is None:
             return self._step(attention, page_table, [(row, *grant) for row, grant in enumerate(problem.grants)])
         parts = [
@@ -214,7 +214,7 @@ def test_a_latent_page_read_as_heads_is_noticed() -> None:
     with pytest.raises(ValueError, match="memory must have"):
         LatentStorage(layout, 2, memory=KVStorage(heads, 2).memory)
     with pytest.raises(ValueError, match="latents must be float32 or int8 on a CPU, got bfloat16"):
-        CPULatentAttention(LatentStorage(replace(layout, dtype="bfloat16"), 2), [config_of(2)])
+        CPULatentAttention(LatentStorage(replace(layout, dtype="bfloat16"), 2), {0: config_of(2)})
 
 
 SHAPES = (

@@ -21,7 +21,8 @@ import transformers
 from torch import Tensor
 
 from families.case import SMALL, Case, build
-from families.registry import CASES, ROUNDED
+from families.registry import CASES, RECURRENT, ROUNDED, VARIANTS
+from pagewood.engine.api import WeightFormat
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.families.registry import FAMILIES
@@ -78,7 +79,9 @@ class Pair:
             return torch.stack(rows)
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in VARIANTS)) for name in CASES]
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     case = CASES[request.param]
     folder = tmp_path_factory.mktemp(request.param)
@@ -240,6 +243,21 @@ def test_bfloat16_activations_change_logits_by_little(pair: Pair) -> None:
     exact, rounded = found
     error = torch.linalg.vector_norm(rounded - exact) / torch.linalg.vector_norm(exact)
     assert 1e-4 < error < 1.5e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["bfloat16", "int8"])
+@pytest.mark.parametrize("pair", RECURRENT, indirect=True)
+def test_rounded_weights_of_recurrent_layers_change_logits_by_little(pair: Pair, form: WeightFormat) -> None:
+    """These models gave 0.6 to 9% with bfloat16, and 2.5 to 17% with int8, most where other experts are chosen."""
+    tokens, ops = _prompts(7)[6], CPUOps(Packer(form))
+    runner = _runner(load_model(pair.folder, ops), packed=ops.variants, units=tuple(ops.units))
+    driver = _driver(runner, pair)
+    logits = torch.from_numpy(runner.forward(driver.batch([(driver.add(tokens), len(tokens))]))).clone()
+    runner.close()
+    exact = pair.logits(tokens)
+    error = torch.linalg.vector_norm(logits - exact) / torch.linalg.vector_norm(exact)
+    assert 1e-3 < error < (0.12 if form == "bfloat16" else 0.25)
 
 
 def test_no_position_is_beyond_the_longest_sequence(pair: Pair) -> None:

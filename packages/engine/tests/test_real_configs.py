@@ -2,7 +2,8 @@
 
 Most were compared with a copy of the published file in a public repository; `source` of an entry names both. From
 memory are those of Mistral Nemo, Gemma 1 2B, Gemma 3 4B, Phi 3 mini 4k, Phi 4 mini, SmolLM3 3B, EXAONE 4 1.2B,
-Granite 4 Micro, ERNIE 4.5 0.3B and Pythia 1B.
+Granite 4 Micro, ERNIE 4.5 0.3B, Pythia 1B, Bamba 9B, Nemotron 3 Nano 30B-A3B, OLMo Hybrid 7B, LFM2 8B-A1B and Kimi
+Linear 48B-A3B.
 """
 
 # pyright: basic
@@ -113,6 +114,20 @@ def test_a_wrong_field_is_named(name: str, field: str, value: object, rule: str,
         ("Granite 4 Micro", {"layer_types": ["rwkv"] + ["attention"] * 39}, "layer_types must name .*'rwkv'"),
         ("Granite 4 Micro", {"layer_types": ["mamba"] * 39}, "layer_types must name .* each of 40 layers, got 39"),
         ("Granite 4 Micro", {"layer_types": None}, "layers must not all be recurrent"),
+        ("Nemotron 3 Nano 30B-A3B", {"hybrid_override_pattern": "M?" * 26}, "layer_types must name .*, mlp, moe .*"),
+        ("Nemotron 3 Nano 30B-A3B", {"layer_types": ["mamba"] * 52}, "layer_types and hybrid_override_pattern must"),
+        ("Bamba 9B", {"layer_types": ["hybrid"] * 32}, "layer_types must name one of .*'hybrid'"),
+        ("Falcon-H1 0.5B", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers must .*5"),
+        ("Falcon-H1 0.5B", {"mamba_use_mlp": False}, "mamba_use_mlp must be absent or null or True"),
+        (
+            "Kimi Linear 48B-A3B",
+            {"linear_attn_config": {**REAL["Kimi Linear 48B-A3B"].values["linear_attn_config"], "gate_lower_bound": 1}},
+            "linear_attn_config must have no fields but .*'gate_lower_bound'",
+        ),
+        ("Kimi Linear 48B-A3B", {"linear_attn_config": {"full_attn_layers": [1], "kda_layers": [1]}},
+         "full_attn_layers and kda_layers must have each of 1 to 27 once"),
+        ("Kimi Linear 48B-A3B", {"mla_use_nope": False}, "mla_use_nope must be absent or null or True"),
+        ("OLMo Hybrid 7B", {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act must be absent or null or 'silu'"),
         ("Granite 4 Micro", {"num_local_experts": 64}, r"num_experts_per_tok must be in \[1, 64\], got 0"),
         (
             "Granite 4 Micro", {"layer_types": ["mamba", *["attention"] * 39], "mamba_n_heads": 150},

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 SMALL = {
     "vocab_size": 97,
@@ -66,6 +68,8 @@ class Case:
     file: dict[str, Any] = field(default_factory=dict[str, Any])
     """Fields of config.json as a checkpoint has them, in place of those that `transformers` writes; those that are None
     are left out."""
+    tensors: Callable[[dict[str, torch.Tensor]], None] | None = None
+    """Changes the tensors of the file to what a checkpoint has, in place of what `transformers` writes."""
     by_token: bool = False
     """Whether the reference computes one token at a time."""
     is_inside: bool = False
@@ -91,12 +95,14 @@ def randomise(reference: Any, *, norms_from_zero: bool = False, query_norm: floa
             # them swapped.
             if parameter.ndim == 1 and ".q_norm." in name:
                 parameter.normal_(0.0 if norms_from_zero else query_norm, 0.2 * query_norm)
+            elif name.endswith(".A_log"):
+                parameter.normal_(-1.0, 0.5)  # so that states remember
             elif parameter.ndim == 1:
                 parameter.normal_(1.0 if ("norm" in name or "scale" in name) and not norms_from_zero else 0.0, 0.2)
             elif name.endswith("_bias"):
                 parameter.normal_(0.0, 0.2)
         for name, buffer in reference.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.2)
             if name.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.2)
@@ -113,6 +119,10 @@ def build(case: Case, folder: Path) -> Any:
     reference = getattr(transformers, case.architecture)._from_config(config, attn_implementation="eager").eval()
     randomise(reference, norms_from_zero=case.norms_from_zero, query_norm=case.query_norm)
     reference.save_pretrained(folder)
+    if case.tensors is not None:
+        stored = load_file(folder / "model.safetensors")
+        case.tensors(stored)
+        save_file(stored, folder / "model.safetensors", {"format": "pt"})
     if case.file:
         path = folder / "config.json"
         fields = {**json.loads(path.read_text()), **case.file}

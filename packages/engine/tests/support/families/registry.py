@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from families import (
     apertus,
+    bamba,
     cohere,
     deepseek,
     ernie,
@@ -14,6 +15,7 @@ from families import (
     gpt_neox,
     gpt_oss,
     granite,
+    kimi,
     liquid,
     llama,
     nemotron,
@@ -43,6 +45,8 @@ CASES: dict[str, Case] = {
     **phi.CASES,
     **ernie.CASES,
     **liquid.CASES,
+    **bamba.CASES,
+    **kimi.CASES,
 }
 ROUNDED = (
     "llama", "llama-biases", "mistral-window", "qwen3", "olmo2", "gemma2", "gemma3", "starcoder2", "qwen3-moe",
@@ -51,8 +55,13 @@ ROUNDED = (
 """Cases whose keys and values, or activations, are also rounded: what depends on the parts, not on their numbers."""
 RECURRENT = (
     "lfm2", "lfm2-biases", "granite4-states", "granite4-groups", "granite4-moe", "qwen3-next", "qwen3.5",
-    "qwen3.5-moe", "qwen3.5-vl", "qwen3.5-vl-moe",
+    "qwen3.5-moe", "qwen3.5-vl", "qwen3.5-vl-moe", "olmo-hybrid", "olmo-hybrid-rotated", "lfm2-moe", "lfm2-moe-plain",
+    "nemotron-h", "nemotron-h-moe", "nemotron-h-latents", *bamba.CASES, *kimi.CASES,
 )  # fmt: skip
 """Cases with recurrent layers."""
+VARIANTS = (
+    "bamba-groups", "falcon-h1-norm-first", "falcon-h1-norm-last", "lfm2-moe-plain", "kimi-linear-groups",
+)  # fmt: skip
+"""Cases that differ little from another one; their tests are slow ones."""
 DIVIDED = {name: case for name, case in CASES.items() if name not in RECURRENT}
 """Cases that ranks can compute together."""

@@ -16,7 +16,7 @@ from pagewood.engine.models.fields.multipliers import read_multiplier, read_outp
 from pagewood.engine.models.limits import LARGEST, check_size, read_size
 from pagewood.engine.models.memory import layer_groups, memory_layout, state_layout
 from pagewood.engine.models.parts.attention import AttentionConfig, Order
-from pagewood.engine.models.parts.choice import WithPages
+from pagewood.engine.models.parts.choice import WithPages, paged_part
 from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
@@ -84,9 +84,6 @@ class ModelConfig:
         if not self.paged:
             raise ValueError("layers must not all be recurrent: one must have attention")
         state_layout([layer.mixer for layer in self.layers])  # may raise
-        frames = {layer.frame.before_mixer is None: layer.frame for layer in self.layers[1:]}
-        if len(frames) > 1:
-            raise ValueError(f"layers behind the first must all have norms before their mixers, or none, got {frames}")
         if len({layer.inputs for layer in self.layers}) > 1:
             raise ValueError("layers must all have the same inputs, or none of them")
         if self.inputs is not None and self.inputs.vocab_size < self.vocab_size:
@@ -175,9 +172,9 @@ class ModelConfig:
 
     @property
     def paged(self) -> tuple[WithPages, ...]:
-        """The mixers of the layers that are not recurrent."""
-        mixers = (layer.mixer for layer in self.layers)
-        return tuple(mixer for mixer in mixers if isinstance(mixer, WithPages))
+        """The mixers that have pages, of the layers with such a one."""
+        mixers = (paged_part(layer.mixer) for layer in self.layers)
+        return tuple(mixer for mixer in mixers if mixer is not None)
 
     @property
     def states(self) -> StateLayout | None:
@@ -212,8 +209,7 @@ class ModelConfig:
     @property
     def head_dims(self) -> tuple[int, ...]:
         """Elements of a head, each size once."""
-        mixers = (layer.mixer for layer in self.layers)
-        return tuple(dict.fromkeys(mixer.head_dim for mixer in mixers if isinstance(mixer, AttentionConfig)))
+        return tuple(dict.fromkeys(mixer.head_dim for mixer in self.paged if isinstance(mixer, AttentionConfig)))
 
     @property
     def has_shared_memory(self) -> bool:
@@ -288,8 +284,10 @@ _OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")
 """Fields of a decoder that a larger model may have outside of `text_config`."""
 _NULL_COUNTS = (
     "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window", "head_dim",
+    "mamba_d_ssm",
 )  # fmt: skip
-"""Fields that may be null: as many heads as for queries, no soft cap, no window, the hidden size by the heads."""
+"""Fields that may be null: as many heads as for queries, no soft cap, no window, the hidden size by the heads, and a
+multiple of the hidden size."""
 _OTHER_ENCODERS = frozenset({"albert", "camembert", "deberta", "deberta-v2", "electra", "mpnet", "new"})
 """The `model_type` of encoders for which there is no table; their errors name those for which there is one."""
 
@@ -389,6 +387,5 @@ def _architecture(fields: Fields) -> tuple[str, Family]:
     if fields.text("model_type", "") in _OTHER_ENCODERS:
         encoders = (name for name, family in FAMILIES.items() if family.is_encoder)
         wanted += f", an encoder other than {', '.join(encoders)}"
-    usual = "ForCausalLM"
-    known = ", ".join(name.removesuffix(usual) for name, family in FAMILIES.items() if not family.is_encoder)
-    raise ValueError(f"{fields.source}: architectures must name one of {known}, most with {usual}, got {wanted}")
+    known = ", ".join(dict.fromkeys(name.partition("For")[0] for name, own in FAMILIES.items() if not own.is_encoder))
+    raise ValueError(f"{fields.source}: architectures must name one of {known}, most with ForCausalLM, got {wanted}")

@@ -14,7 +14,7 @@ from typing import Literal
 from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts.attention import AttentionConfig
-from pagewood.engine.models.parts.choice import WithPages
+from pagewood.engine.models.parts.choice import paged_part
 from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.norm import NormConfig
 from pagewood.engine.models.shard import Shard
@@ -284,8 +284,7 @@ def _read_mtp(found: HeadNames, target: ModelConfig) -> HeadConfig:
 
 def _one_layer(target: ModelConfig, norm: NormConfig) -> ModelConfig:
     """Return the target with its last layer that attends only, without a window, and with other norms."""
-    layer = [one for one in target.layers if isinstance(one.mixer, WithPages)][-1]
-    mixer = layer.mixer
+    layer, mixer = [(one, own) for one in target.layers if (own := paged_part(one.mixer)) is not None][-1]
     if isinstance(mixer, AttentionConfig):
         mixer = replace(mixer, window=None, qk_norm=None if mixer.qk_norm is None else norm)
     feed_forward = layer.feed_forward

@@ -11,18 +11,19 @@ from dataclasses import replace
 from math import gcd
 
 from pagewood.engine.models.parts.attention import AttentionConfig, Order
-from pagewood.engine.models.parts.choice import AnyMixer, Recurrent, WithPages
+from pagewood.engine.models.parts.choice import AnyMixer, WithPages, paged_part, recurrent_part
 from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout, StateLayout
 
 
 def layer_groups(layers: Sequence[AnyMixer], *, max_length: int = 1) -> LayerGroups:
     """Return the groups of layers whose memory can be given back apart, for sequences of at most `max_length`.
 
-    For sequences of one position it is one group, which keeps all. Recurrent layers have no pages; they stand in the
-    place of another layer.
+    For sequences of one position it is one group, which keeps all. Layers without pages stand in the place of another
+    one.
     """
-    owners = [layer for layer, config in enumerate(layers) if _keeps_pages(config)]
-    unit, own = _unit(layers), [layers[layer] for layer in owners]
+    paged = [paged_part(layer) for layer in layers]
+    owners = {layer: config for layer, config in enumerate(paged) if config is not None and _source(config) is None}
+    unit, own = _unit(paged), list(owners.values())
     groups = LayerGroups.divide(
         [config.window for config in own],
         max_length=max_length,
@@ -31,7 +32,7 @@ def layer_groups(layers: Sequence[AnyMixer], *, max_length: int = 1) -> LayerGro
     if len(owners) == len(layers):
         return groups
     numbers = {layer: number for number, layer in enumerate(owners)}
-    sources = (owners[0] if isinstance(config, Recurrent) else _source(config) for config in layers)
+    sources = (next(iter(owners)) if config is None else _source(config) for config in paged)
     return groups.shared([numbers[layer if source is None else source] for layer, source in enumerate(sources)])
 
 
@@ -43,14 +44,14 @@ def memory_layout(
     Raises:
         ValueError: layers have latents of different sizes, or some have latents and others heads.
     """
-    layers = [config for config in layers if isinstance(config, WithPages)]
-    first, *others = dict.fromkeys(config.memory(page_size=page_size, dtype=dtype, order=order) for config in layers)
+    paged = [config for config in map(paged_part, layers) if config is not None]
+    first, *others = dict.fromkeys(config.memory(page_size=page_size, dtype=dtype, order=order) for config in paged)
     if not others:
         return replace(first, num_layers=groups.num_layers)
-    heads = [config for config in layers if isinstance(config, AttentionConfig)]
-    if len(heads) < len(layers):
+    heads = [config for config in paged if isinstance(config, AttentionConfig)]
+    if len(heads) < len(paged):
         raise ValueError(f"layers must all have latents of the same size, or none, got {first} and {others[0]}")
-    unit = _unit(layers)
+    unit = _unit(paged)
     return MultiHeadLayout(
         num_layers=groups.num_layers,
         num_kv_heads=max(config.kv_size for config in heads) // unit,
@@ -67,20 +68,16 @@ def state_layout(layers: Sequence[AnyMixer]) -> StateLayout | None:
     Raises:
         ValueError: layers have states of different shapes.
     """
-    states = [config.state for config in layers if isinstance(config, Recurrent)]
+    states = [config.state for config in map(recurrent_part, layers) if config is not None]
     if len(set(states)) > 1:
         raise ValueError(f"recurrent layers must have states of one shape, got {states[0]} and {states[-1]}")
     return StateLayout(num_layers=len(states), arrays=states[0]) if states else None
 
 
-def _keeps_pages(config: AnyMixer) -> bool:
-    return isinstance(config, WithPages) and _source(config) is None
-
-
-def _unit(layers: Sequence[AnyMixer]) -> int:
+def _unit(paged: Sequence[WithPages | None]) -> int:
     """Return the elements of a head that divide those of all heads."""
-    return gcd(*(config.head_dim for config in layers if isinstance(config, AttentionConfig)))
+    return gcd(*(config.head_dim for config in paged if isinstance(config, AttentionConfig)))
 
 
-def _source(config: AnyMixer) -> int | None:
+def _source(config: WithPages) -> int | None:
     return config.source if isinstance(config, AttentionConfig) else None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pagewood.engine.models.expert_map import ExpertPlacement
     from pagewood.engine.models.parts.experts import RouterConfig
-    from pagewood.engine.models.parts.feed_forward import Activation
+    from pagewood.engine.models.parts.feed_forward import ExpertActivation
     from pagewood.engine.models.parts.rope import PositionConfig
     from pagewood.engine.models.stored.head_order import RowOrder
 
@@ -192,8 +192,9 @@ class RecurrentHeads:
 
     The state of a head is a matrix S `[K, V]`. A token with query q, key k and value v changes it to
     e^g S + k d^T, where d = b (v - e^g S^T k) if it `corrects`, otherwise b v. The result is S^T q, plus `skip` v.
-    g is `rate` times softplus(a + `bias`). The strength b is the logistic function of a number of its own, or that
-    softplus. Head h has query and key number h // (H / G).
+    g is `rate` times softplus(a + `bias`). The strength b is the logistic function of a number of its own times
+    `most_strength`, or that softplus. Head h has query and key number h // (H / G). If a head `decays_by_channel`, each
+    of the K rows of S has a g of its own, of its own a and bias.
     """
 
     num_heads: int
@@ -207,12 +208,15 @@ class RecurrentHeads:
     corrects: bool
     """Whether the state's own answer to the key is subtracted from the value. Then queries and keys have norm 1,
     queries are divided by the root of K, and b is a number of its own."""
+    most_strength: int = 1
+    decays_by_channel: bool = False
+    """Only of heads that correct and have queries and keys of their own."""
     values_first: bool = False
     """Whether a token has its values before its keys, and its queries last; otherwise queries, keys and values."""
     rate: Tensor
     """`[H] float32`, below 0."""
     bias: Tensor
-    """`[H] float32`."""
+    """`[H] float32`, or `[H K]` of channels."""
     skip: Tensor | None = None
     """`[H] float32`; None: zeros."""
 
@@ -296,11 +300,11 @@ class ExpertMatrices:
     counted_as: int | None = None
     """Number of the layer under which `Ops` that can count the rows of each placed expert; None: they are not."""
     gate_up: Tensor
-    """`[N * 2I, E]`, of each expert the gate and below it the other projection."""
+    """`[N * 2I, E]`, of each expert the gate and below it the other projection; `[N * I, E]` of those without gates."""
     down: Tensor
     """`[N * E, I]`"""
     gate_up_bias: Tensor | None = None
-    """`[N * 2I]`"""
+    """`[N * 2I]`, or `[N * I]`"""
     down_bias: Tensor | None = None
     """`[N * E]`"""
     gate_up_parts: Sequence[Projection] = ()
@@ -441,7 +445,7 @@ class Ops(Protocol[A]):
         ...
 
     def experts(
-        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+        self, matrices: ExpertMatrices, activation: ExpertActivation, *, weighs_inputs: bool = False
     ) -> ChosenExperts[A]:
         """Take over `matrices`; the caller must drop them.
 
@@ -491,6 +495,10 @@ class Ops(Protocol[A]):
 
     def convolution(self, weight: Tensor, bias: Tensor | None, *, activates: bool = True) -> Convolution:
         """Return a convolution for `Recurrence.convolve` with `weight` `[C, 1, W] float32` and `bias` `[C] float32`."""
+        ...
+
+    def channel_heads(self, heads: RecurrentHeads) -> RecurrentHeads:
+        """Return `heads`, which decay by channel, for `Recurrence.recur`."""
         ...
 
     def scale(self, x: A, factor: float) -> A:
@@ -571,7 +579,8 @@ class Recurrence(Protocol[A]):
 
         Args:
             x: `[T, 2 G K + H V]`, queries, keys and values.
-            gates: `[T, H] float32`, a of each head; if heads correct, `[T, 2 H]`, the numbers of b before them.
+            gates: `[T, H] float32`, or `[T, H K]` of channels: a of each; if heads correct, behind the numbers of b, of
+                which each head has one.
             heads: their numbers.
             layer: number of its memory.
         """

@@ -16,7 +16,7 @@ from torch import Tensor
 from pagewood.engine.models.expert_map import TURN, ExpertPlacement
 from pagewood.engine.models.ops import CLAMP_ALPHA, CLAMP_LIMIT, ExpertMatrices
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.models.parts.feed_forward import Activation, gated
+from pagewood.engine.models.parts.feed_forward import ExpertActivation, gated
 
 if TYPE_CHECKING:
     from pagewood.engine.models.torch_ops import TorchOps
@@ -91,7 +91,7 @@ class TorchExperts:
     __slots__ = ("_activation", "_down", "_first", "_gate_up", "_ops", "_weighs_inputs")
 
     def __init__(
-        self, matrices: ExpertMatrices, activation: Activation, ops: TorchOps, *, weighs_inputs: bool = False
+        self, matrices: ExpertMatrices, activation: ExpertActivation, ops: TorchOps, *, weighs_inputs: bool = False
     ) -> None:
         """Make the projections of each expert with `ops`."""
 
@@ -104,7 +104,7 @@ class TorchExperts:
         self._gate_up = each(matrices.gate_up, matrices.gate_up_bias)
         self._down = each(matrices.down, matrices.down_bias)
         self._first = matrices.first
-        self._activation: Activation = activation
+        self._activation: ExpertActivation = activation
         self._ops = ops
         self._weighs_inputs = weighs_inputs
 

@@ -33,12 +33,13 @@ from pagewood.engine.models.ops import (
     Placing,
     PlainActivation,
     Projection,
+    RecurrentHeads,
 )
 from pagewood.engine.models.parts.attention import AttentionConfig
-from pagewood.engine.models.parts.choice import AnyMixer
+from pagewood.engine.models.parts.choice import AnyMixer, paged_part
 from pagewood.engine.models.parts.distances import MOST_DISTANCE
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.models.parts.feed_forward import Activation
+from pagewood.engine.models.parts.feed_forward import ExpertActivation
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.torch_experts import TorchExperts, TorchPlacing, choose, clamped_mul
 
@@ -240,7 +241,7 @@ class TorchOps:
         return choose(logits, router, bias)
 
     def experts(
-        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+        self, matrices: ExpertMatrices, activation: ExpertActivation, *, weighs_inputs: bool = False
     ) -> ChosenExperts[Tensor]:
         """Return experts, each with projections of its own."""
         self.projections += (*matrices.gate_up_parts, *matrices.down_parts)
@@ -277,6 +278,10 @@ class TorchOps:
     def convolution(self, weight: Tensor, bias: Tensor | None, *, activates: bool = True) -> Convolution:
         """Return a convolution with `weight` `[C, 1, W]`."""
         return convolution_of(weight, bias, activates=activates)
+
+    def channel_heads(self, heads: RecurrentHeads) -> RecurrentHeads:
+        """Return `heads`."""
+        return heads
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`."""
@@ -386,7 +391,7 @@ class WholeTexts:
 
     def __init__(self, layers: Sequence[AnyMixer], length: int) -> None:
         """Attend in `layers` within texts of `length` tokens."""
-        self._layers = layers
+        self._layers = [paged_part(layer) for layer in layers]
         self._length = length
         self._memory: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values of layers whose memory others read, by number."""  # written by: run

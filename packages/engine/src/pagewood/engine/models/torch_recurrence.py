@@ -48,18 +48,20 @@ class WholeTextStates:
         q, k, v = (x[:, start : start + size].float() for start, size in zip(starts, sizes, strict=True))
         q, k = (one.view(-1, length, *dim) for one in (q, k))
         v = v.view(-1, length, heads.num_heads, heads.value_dim)
-        steps = functional.softplus(gates[:, -heads.num_heads :].float() + heads.bias).view(-1, length, heads.num_heads)
-        strengths = steps
+        decaying = gates[:, -len(heads.bias) :].float() + heads.bias
+        steps = functional.softplus(decaying).view(-1, length, heads.num_heads, len(heads.bias) // heads.num_heads)
+        strengths = steps[..., 0]
         if heads.corrects:
             q, k = (one * torch.rsqrt(one.square().sum(-1, keepdim=True) + _LEAST_SQUARES) for one in (q, k))
             q = q * heads.key_dim**-0.5
             strengths = torch.sigmoid(gates[:, : heads.num_heads].float()).view(-1, length, heads.num_heads)
-        decays = torch.exp(heads.rate * steps)
+            strengths = strengths * heads.most_strength
+        decays = torch.exp(heads.rate[:, None] * steps)
         q, k = (one.repeat_interleave(heads.num_heads // heads.num_key_heads, 2) for one in (q, k))
         state = torch.zeros(len(q), heads.num_heads, heads.key_dim, heads.value_dim)
         found: list[Tensor] = []
         for i in range(length):
-            state = state * decays[:, i, :, None, None]
+            state = state * decays[:, i, :, :, None]
             change = v[:, i]
             if heads.corrects:
                 change = change - torch.einsum("bhkv,bhk->bhv", state, k[:, i])

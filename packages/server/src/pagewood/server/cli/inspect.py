@@ -114,9 +114,9 @@ def _described(found: Inspection) -> str:
     """Return the report for a reader."""
     model = found.model
     windows = {window for window in model.windows if window is not None}
-    attention, feed_forward = model.paged[0], model.layers[0].feed_forward
+    attention, sizes = model.paged[0], [layer.feed_forward.size for layer in model.layers]
     shape = (
-        f"{model.num_layers} layers, hidden size {model.hidden_size}, inner size {feed_forward.size}, "
+        f"{model.num_layers} layers, hidden size {model.hidden_size}, inner size {next(filter(None, sizes), 0)}, "
         f"{_heads(attention)}, "
         f"{model.vocab_size} tokens"
     )

@@ -42,9 +42,10 @@ from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.model_folder.vector_tail import read_vector_tail
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
+from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
-from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cuda.adapters import CUDAAdapters, LowRankKernels, TorchLowRank
@@ -308,7 +309,7 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
     """
     if model.is_encoder:
         raise ValueError(f"device must be cpu for an encoder such as {model.architecture}, got {config.device!r}")
-    if model.states is not None:
+    if model.states is not None or len(model.paged) < model.num_layers:
         raise ValueError(f"device must be cpu for recurrent layers as in {model.architecture}, got {config.device!r}")
     if isinstance(model.layers[0].mixer, LatentAttentionConfig):
         return _needs_of(config, model)
@@ -401,7 +402,7 @@ def _activations(model: ModelConfig) -> tuple[str, ...]:
     """Return the activations that are multiplied by a gate; torch computes the others."""
     parts = (layer.feed_forward for layer in model.layers)
     gated = (part.dense if isinstance(part, ExpertsBesideConfig) else part for part in parts)
-    return tuple(sorted({part.activation for part in gated if not isinstance(part, PlainFeedForwardConfig)}))
+    return tuple(sorted({part.activation for part in gated if isinstance(part, FeedForwardConfig | ExpertsConfig)}))
 
 
 def _drafter_kernels(config: EngineConfig, layer: ModelConfig) -> list[KernelNeeds]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pagewood.engine.models.families.mixture import NUM_EXPERTS, Mixture
 from pagewood.engine.models.families.stored_layout import StoredLayout
+from pagewood.engine.models.parts.gated_delta import Projections
 from pagewood.engine.models.parts.layer import FrameConfig
 from pagewood.engine.models.parts.norm import NormConfig
 
@@ -18,12 +19,23 @@ class Family:
 
     mixer: Literal["attention", "latents", "indexed latents"] = "attention"
     """What the layers see earlier tokens with; "indexed": only as many of them as `index_topk` says."""
-    recurrence: Literal["none", "convolution", "delta", "space"] = "none"
-    """What layers without attention are: short convolutions, gated delta rules, state spaces; "none": all have it."""
+    recurrence: Literal["none", "convolution", "delta", "channels", "space"] = "none"
+    """What layers without attention are: short convolutions, gated delta rules with a decay for each head or for each
+    channel, state spaces; "none": all have it."""
     recurrent_name: str = "linear_attn"
     """The name of these parts of layers."""
-    recurrent_is_fused: bool = False
-    """See `GatedDeltaConfig.is_fused`."""
+    recurrent_frame: FrameConfig | None = None
+    """The frame of these layers, with that name; None: that of other layers, with that name."""
+    recurrent_epsilon: float | None = None
+    """That of norms of results in these layers; None: that of other norms."""
+    delta_projections: Projections = "joined"
+    """See `GatedDeltaConfig`."""
+    sizes_by_heads: bool = False
+    """Whether state spaces have as many values as their heads have together, whatever `mamba_expand` says."""
+    has_mixers_beside: bool = False
+    """Whether each layer has attention and a state space beside each other, see `MixersBesideConfig`."""
+    has_single_parts: bool = False
+    """Whether each layer is a mixer, a feed-forward or experts alone, which `hybrid_override_pattern` may say."""
     has_output_gate: bool = False
     """See `AttentionConfig`."""
     widens_by_two_thirds: bool = False
@@ -55,10 +67,10 @@ class Family:
     """Share of a head that is rotated if `partial_rotary_factor` is absent; None: heads are rotated whole."""
     has_neighbours: bool = False
     """See `AttentionConfig`."""
-    rotated_layers: Literal["all", "windows", "listed", "typed", "none"] = "all"
+    rotated_layers: Literal["all", "windows", "listed", "typed", "based", "none"] = "all"
     """The layers with a rope; "windows": those with a window, or all if `sliding_window` is null; "listed": those with
     a 1 in `no_rope_layers`, or all but each n-th, where n is `no_rope_layer_interval`; "typed": all if
-    `position_embedding_type` is rope, otherwise none."""
+    `position_embedding_type` is rope, otherwise none; "based": all if a field names the base of the rope."""
     temperature: Literal["none", "all", "unrotated"] = "none"
     """The layers with a temperature; "all": its scale is `llama_4_scaling_beta` of the rope; "unrotated": `attn_scale`
     of layers that do not rotate, if `attn_temperature_tuning` is true."""

@@ -29,8 +29,10 @@ class Mixture:
     n-th of `moe_layer_interval`; "listed": those that `moe_layers` or `interleave_moe_layer_step` leave out."""
     score: Literal["softmax", "sigmoid"] = "softmax"
     scores_chosen_only: bool = False
-    """See `RouterConfig`, also for the next four."""
+    """See `RouterConfig`, also for the next five."""
     has_choice_bias: bool = False
+    choice_bias_field: str | None = None
+    """Field that says whether there is a bias for the choice, absent: as `has_choice_bias` says; None: that counts."""
     has_groups: bool = False
     """Whether `n_group` and `topk_group` are read, unless `topk_method` is greedy."""
     best_of_group: int = 1
@@ -55,6 +57,8 @@ class Mixture:
     num_shared: str | None = None
     """Field with the number of shared experts, each of the size of an expert."""
     has_shared_gate: bool = False
+    latent_size: str | None = None
+    """Field with the number of elements that experts read in place of the hidden state; null: they read that one."""
 
     @property
     def reads(self) -> frozenset[str]:

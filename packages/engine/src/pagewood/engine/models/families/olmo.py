@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.families.mixture import Mixture
+from pagewood.engine.models.families.stored_layout import StoredLayout
 from pagewood.engine.models.parts.layer import FrameConfig
 from pagewood.engine.models.parts.norm import NormConfig
 
@@ -42,6 +43,21 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             local_theta_field="rope_theta",
             defaults={"rms_norm_eps": 1e-5, "sliding_window_pattern": 4},
         ),
+        "OlmoHybridForCausalLM": replace(
+            _OLMO2,
+            recurrence="delta",
+            recurrent_frame=FrameConfig(),
+            recurrent_epsilon=1e-5,
+            delta_projections="apart",
+            rotated_layers="based",
+            norm=NormConfig(epsilon=1e-6),
+            stored=StoredLayout(
+                in_layer={
+                    "attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm",
+                }
+            ),
+            defaults={"max_position_embeddings": 65_536},
+        ),
         "OlmoeForCausalLM": Family(
             qkv_bias=None,
             output_bias=None,
@@ -51,4 +67,4 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             defaults={"num_experts": 64, "num_experts_per_tok": 8},
         ),
     }
-)
+)  # fmt: skip

@@ -37,7 +37,7 @@ _NEXT_EXPERTS = Mixture(
 )
 _NEXT = Family(
     recurrence="delta",
-    recurrent_is_fused=True,
+    delta_projections="fused",
     has_output_gate=True,
     qkv_bias=None,
     output_bias=None,
@@ -53,13 +53,13 @@ _NEXT = Family(
 )  # fmt: skip
 _QWEN35 = replace(
     _NEXT,
-    recurrent_is_fused=False,
+    delta_projections="joined",
     mixture=None,
     defaults={"num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 12_288},
 )
 _QWEN35_MOE = replace(
     _NEXT,
-    recurrent_is_fused=False,
+    delta_projections="joined",
     mixture=replace(_NEXT_EXPERTS, dense_layers="none"),
     defaults={**_NEXT.defaults, "num_experts": 256, "num_experts_per_tok": 8},
 )

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from pagewood.engine.models.families import (
     apertus,
+    bamba,
     bert,
     cohere,
     deepseek,
@@ -18,6 +19,7 @@ from pagewood.engine.models.families import (
     gpt_neox,
     gpt_oss,
     granite,
+    kimi,
     liquid,
     llama,
     minimax,
@@ -50,6 +52,8 @@ _LINEAGES = (
     ernie,
     minimax,
     liquid,
+    bamba,
+    kimi,
     bert,
     modern_bert,
 )

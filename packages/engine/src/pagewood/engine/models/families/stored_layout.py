@@ -30,6 +30,8 @@ class StoredLayout:
     """Llama's names of stored modules outside of layers, by stored name."""
     in_layer: Mapping[str, str] = field(default_factory=dict[str, str])
     """The same inside of a layer."""
+    in_parts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Beginnings of the names of other modules inside of a layer, by stored beginning, both with the dot at the end."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Modules of a layer that hold several of Llama's, of the same size, by stored name."""
     fused_by_head: bool = False
@@ -50,5 +52,7 @@ class StoredLayout:
         layer, inside = f"model.layers.{int(found[1])}", found[2]
         parts = self.fused.get(inside)
         if parts is None:
-            return {f"{layer}.{self.in_layer.get(inside, inside)}": Place(stored, is_in_layer=True)}
+            begin, dot, rest = inside.partition(".")
+            named = self.in_parts.get(begin + dot, begin + dot) + rest
+            return {f"{layer}.{self.in_layer.get(inside, named)}": Place(stored, is_in_layer=True)}
         return {f"{layer}.{name}": Place(stored, part, len(parts), is_in_layer=True) for part, name in enumerate(parts)}

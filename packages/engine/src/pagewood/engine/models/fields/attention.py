@@ -46,6 +46,8 @@ def read_attention(
     qk_norm = norm if family.qk_norm != "none" and _has_qk_norm(fields, family) else None
     scalar = head_dim if family.scale_field is None else fields.number(family.scale_field, low=1e-3, high=1e6)
     scale = read_multiplier(fields, "attention_multiplier", scalar**-0.5)
+    if family.has_mixers_beside:
+        scale *= read_multiplier(fields, "key_multiplier")
     return tuple(
         AttentionConfig(
             num_heads=num_heads,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from pagewood.engine.json_fields import Fields, check_same
 from pagewood.engine.models.families.mixture import NUM_CHOSEN, NUM_EXPERTS, Mixture
@@ -11,14 +12,17 @@ from pagewood.engine.models.fields.agreement import must_be
 from pagewood.engine.models.limits import LARGEST, read_size
 from pagewood.engine.models.ops import CLAMP_ALPHA, CLAMP_LIMIT
 from pagewood.engine.models.parts.experts import ExpertsConfig, RouterConfig
-from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
+from pagewood.engine.models.parts.feed_forward import ExpertActivation, FeedForwardConfig
+from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForwardConfig
 
+AnyDense = FeedForwardConfig | PlainFeedForwardConfig
+"""A feed-forward without experts."""
 _LARGEST_LAYER = LARGEST["num_layers"]
 
 
 def read_experts(
-    fields: Fields, mixture: Mixture, dense: FeedForwardConfig, num_layers: int
-) -> tuple[FeedForwardConfig | ExpertsConfig, ...]:
+    fields: Fields, mixture: Mixture, dense: AnyDense, num_layers: int
+) -> tuple[AnyDense | ExpertsConfig, ...]:
     """Return the feed-forward of each layer of a model with experts.
 
     Args:
@@ -43,11 +47,16 @@ def read_experts(
         must_be(fields, "swiglu_limit", CLAMP_LIMIT)
     router = _router(fields, mixture, count)
     shared = _shared_size(fields, mixture, size)
+    activation = mixture.activation or dense.activation
+    if isinstance(dense, PlainFeedForwardConfig) and activation != "relu_squared":
+        raise ValueError(f"{fields.source}: the activation of experts without gates must be relu2, got {activation}")
     experts = ExpertsConfig(
         size=size,
         router=router,
-        activation=mixture.activation or dense.activation,
+        activation=cast("ExpertActivation", activation),
         has_bias=mixture.has_biases,
+        latent_size=_latent_size(fields, mixture),
+        has_latent_bias=dense.has_bias,
         weighs_inputs=mixture.weighs_inputs,
         shared=_resized(dense, shared) if shared else None,
         has_shared_gate=mixture.has_shared_gate and bool(shared),
@@ -75,7 +84,7 @@ def _router(fields: Fields, mixture: Mixture, count: int) -> RouterConfig:
             score=mixture.score,
             scores_chosen_only=mixture.scores_chosen_only,
             has_bias=mixture.has_biases,
-            has_choice_bias=mixture.has_choice_bias,
+            has_choice_bias=_has_choice_bias(fields, mixture),
             num_groups=groups,
             num_chosen_groups=chosen_groups,
             best_of_group=mixture.best_of_group,
@@ -87,6 +96,19 @@ def _router(fields: Fields, mixture: Mixture, count: int) -> RouterConfig:
         )
     except ValueError as error:
         raise error if fields.source in str(error) else ValueError(f"{fields.source}: {error}") from error
+
+
+def _has_choice_bias(fields: Fields, mixture: Mixture) -> bool:
+    if mixture.choice_bias_field is None:
+        return mixture.has_choice_bias
+    return fields.flag(mixture.choice_bias_field, mixture.has_choice_bias)
+
+
+def _latent_size(fields: Fields, mixture: Mixture) -> int | None:
+    """Return how many elements experts read that do not read the hidden state; None: they do."""
+    if mixture.latent_size is None or fields.values.get(mixture.latent_size) is None:
+        return None
+    return read_size(fields, mixture.latent_size, "hidden_size")
 
 
 def _shared_size(fields: Fields, mixture: Mixture, size: int) -> int:
@@ -133,7 +155,7 @@ def _sparse_layers(fields: Fields, mixture: Mixture, num_layers: int) -> Sequenc
             return [(layer + 1) % step == 0 for layer in layers]
 
 
-def _resized(dense: FeedForwardConfig, size: int) -> FeedForwardConfig:
+def _resized(dense: AnyDense, size: int) -> AnyDense:
     return replace(dense, size=size)
 
 

@@ -11,6 +11,7 @@ from pagewood.engine.models.families.family import Family
 from pagewood.engine.models.fields.agreement import read_bias
 from pagewood.engine.models.fields.experts import read_experts
 from pagewood.engine.models.fields.layer_kinds import own_feed_forwards
+from pagewood.engine.models.fields.multipliers import read_multipliers
 from pagewood.engine.models.limits import read_size
 from pagewood.engine.models.parts.choice import AnyFeedForward
 from pagewood.engine.models.parts.feed_forward import Activation, FeedForwardConfig
@@ -44,18 +45,22 @@ def read_feed_forward(
     has_bias = read_bias(fields, family.bias_fields[2], family.mlp_bias)
     if not family.is_gated:
         size = read_size(fields, "intermediate_size", "intermediate_size", _WIDENING * hidden_size)
-        return (
-            PlainFeedForwardConfig(size=size, activation=_read(fields, family, _PLAIN), has_bias=has_bias),
-        ) * num_layers
+        plain = PlainFeedForwardConfig(size=size, activation=_read(fields, family, _PLAIN), has_bias=has_bias)
+        if family.mixture is None:
+            return (plain,) * num_layers
+        return read_experts(fields, family.mixture, plain, num_layers)
     mixture = None if family.has_own_kinds else family.mixture
     size = read_size(fields, "intermediate_size" if mixture is None else mixture.size, "intermediate_size")
     if family.widens_by_two_thirds:
         size = _two_thirds(fields, size)
+    of_gate, multiplier = read_multipliers(fields, "mlp_multipliers", 2) if family.has_mixers_beside else (1.0, 1.0)
     config = FeedForwardConfig(
         size=size,
         activation=_read(fields, family, _IN_ENCODERS if family.is_encoder else _ACTIVATIONS),
         has_bias=has_bias,
         is_fused=family.gate_is_fused,
+        gate_multiplier=of_gate,
+        multiplier=multiplier,
     )
     if family.has_own_kinds:
         return own_feed_forwards(fields, family, config, norm, num_layers)

@@ -17,6 +17,17 @@ def read_multiplier(fields: Fields, name: str, default: float = 1.0) -> float:
     return fields.number(name, default, low=1 / _LARGEST, high=_LARGEST)
 
 
+def read_multipliers(fields: Fields, name: str, count: int) -> tuple[float, ...]:
+    """Return a list of multipliers, each 1 if it is absent or null.
+
+    Raises:
+        ValueError: it is not a list of `count` numbers from 1e-6 to 1e6.
+    """
+    if fields.values.get(name) is None:
+        return (1.0,) * count
+    return fields.numbers(name, count, low=1 / _LARGEST, high=_LARGEST)
+
+
 def read_cap(fields: Fields, name: str) -> float | None:
     """Return a soft cap, or None if the field is absent, null or 0.
 

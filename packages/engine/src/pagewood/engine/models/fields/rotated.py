@@ -22,6 +22,9 @@ def read_rotated(fields: Fields, family: Family, windows: Sequence[int | None]) 
     match family.rotated_layers:
         case "all" | "none":
             return [family.rotated_layers == "all"] * len(windows)
+        case "based":
+            ropes = fields.section("rope_parameters") or fields.empty("rope_parameters")
+            return [any(one.values.get("rope_theta") is not None for one in (fields, ropes))] * len(windows)
         case "windows":
             has_windows = fields.values.get("sliding_window") is not None
             return [window is not None or not has_windows for window in windows]

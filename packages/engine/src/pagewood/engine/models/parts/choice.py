@@ -8,12 +8,15 @@ from __future__ import annotations
 from typing import Protocol
 
 from pagewood.engine.models.ops import A, Ops, Step, Weights
+from pagewood.engine.models.parts.absent import AbsentConfig
 from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttention
+from pagewood.engine.models.parts.channel_delta import ChannelDelta, ChannelDeltaConfig
 from pagewood.engine.models.parts.experts import Experts, ExpertsConfig
 from pagewood.engine.models.parts.experts_beside import ExpertsBeside, ExpertsBesideConfig
 from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
 from pagewood.engine.models.parts.gated_delta import GatedDelta, GatedDeltaConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttention, LatentAttentionConfig
+from pagewood.engine.models.parts.mixers_beside import MixersBeside, MixersBesideConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForward, PlainFeedForwardConfig
 from pagewood.engine.models.parts.short_convolution import ShortConvolution, ShortConvolutionConfig
 from pagewood.engine.models.parts.state_space import StateSpace, StateSpaceConfig
@@ -21,12 +24,24 @@ from pagewood.engine.models.shard import Shard
 
 WithPages = AttentionConfig | LatentAttentionConfig
 """Mixers that read what they have kept of every earlier token."""
-Recurrent = ShortConvolutionConfig | GatedDeltaConfig | StateSpaceConfig
+Recurrent = ShortConvolutionConfig | GatedDeltaConfig | ChannelDeltaConfig | StateSpaceConfig
 """Mixers that have a state instead, of one size for every text."""
-AnyMixer = WithPages | Recurrent
+AnyMixer = WithPages | Recurrent | MixersBesideConfig | AbsentConfig
 """Every kind of mixer: what lets tokens see earlier ones."""
-AnyFeedForward = FeedForwardConfig | PlainFeedForwardConfig | ExpertsConfig | ExpertsBesideConfig
+AnyFeedForward = FeedForwardConfig | PlainFeedForwardConfig | ExpertsConfig | ExpertsBesideConfig | AbsentConfig
 """Every kind of feed-forward: what computes each token by itself."""
+
+
+def paged_part(mixer: AnyMixer) -> WithPages | None:
+    """Return what has pages in a mixer: the mixer, or one of two beside each other; None: nothing."""
+    own = mixer.attention if isinstance(mixer, MixersBesideConfig) else mixer
+    return own if isinstance(own, WithPages) else None
+
+
+def recurrent_part(mixer: AnyMixer) -> Recurrent | None:
+    """Return what has a state in a mixer: the mixer, or one of two beside each other; None: nothing."""
+    own = mixer.recurrent if isinstance(mixer, MixersBesideConfig) else mixer
+    return own if isinstance(own, Recurrent) else None
 
 
 class Mixer(Protocol[A]):
@@ -50,8 +65,11 @@ class PerToken(Protocol[A]):
 
 def make_mixer(
     config: AnyMixer, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int, inputs: int | None, shard: Shard
-) -> Mixer[A]:
-    """Return a mixer with parameters from `weights`; see `SelfAttention` for the arguments."""
+) -> Mixer[A] | None:
+    """Return a mixer with parameters from `weights`, if there is one; see `SelfAttention` for the arguments.
+
+    Two mixers beside each other have names of their own in the layer; then `prefix` is that of the layer.
+    """
     if isinstance(config, AttentionConfig):
         return SelfAttention(config, weights, ops, prefix, hidden_size=hidden_size, inputs=inputs, shard=shard)
     assert inputs is None, "drafting heads have other mixers"
@@ -62,14 +80,23 @@ def make_mixer(
             return ShortConvolution(config, weights, ops, prefix)
         case GatedDeltaConfig():
             return GatedDelta(config, weights, ops, prefix, hidden_size=hidden_size)
+        case ChannelDeltaConfig():
+            return ChannelDelta(config, weights, ops, prefix, hidden_size=hidden_size)
         case StateSpaceConfig():
             return StateSpace(config, weights, ops, prefix, hidden_size=hidden_size)
+        case MixersBesideConfig():
+            return MixersBeside(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+        case AbsentConfig():
+            return None
 
 
 def make_feed_forward(
     config: AnyFeedForward, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int, shard: Shard
-) -> PerToken[A]:
-    """Return a rank's feed-forward with parameters from `weights`; `prefix` of their names has the dot at its end."""
+) -> PerToken[A] | None:
+    """Return a rank's feed-forward with parameters from `weights`, if there is one.
+
+    `prefix` of their names has the dot at its end.
+    """
     match config:
         case FeedForwardConfig():
             return FeedForward(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
@@ -79,3 +106,5 @@ def make_feed_forward(
             return Experts(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case ExpertsBesideConfig():
             return ExpertsBeside(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+        case AbsentConfig():
+            return None

@@ -16,7 +16,9 @@ import numpy as np
 from pagewood.engine.models.expert_map import ExpertPlacement
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, ExpertMatrices, Linear, Ops, Placing, Projection, Weights
-from pagewood.engine.models.parts.feed_forward import Activation, FeedForward, FeedForwardConfig, in_halves
+from pagewood.engine.models.parts.feed_forward import ExpertActivation, FeedForward, FeedForwardConfig, in_halves
+from pagewood.engine.models.parts.linear import read_linear
+from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForward, PlainFeedForwardConfig
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stored.head_order import RowOrder
 
@@ -95,6 +97,8 @@ class ExpertNames:
     down: str = "down_proj"
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
+    to_latent: str = "fc1_latent_proj"
+    from_latent: str = "fc2_latent_proj"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +112,17 @@ class ExpertsConfig:
     size: int
     """I."""
     router: RouterConfig
-    activation: Activation = "silu"
+    activation: ExpertActivation = "silu"
     has_bias: bool = False
     """Whether the projections of the experts have biases."""
+    latent_size: int | None = None
+    """Elements of what experts read and return, which two projections around all of them make of the hidden state, and
+    the reverse; None: they read and return the hidden state."""
+    has_latent_bias: bool = False
+    """Whether these two projections have biases."""
     weighs_inputs: bool = False
     """Whether the input of an expert is multiplied by its weight, and not its result."""
-    shared: FeedForwardConfig | None = None
+    shared: FeedForwardConfig | PlainFeedForwardConfig | None = None
     """A feed-forward whose result is added for every token."""
     has_shared_gate: bool = False
     """Whether that result is multiplied by the sigmoid of one output of its own."""
@@ -125,10 +134,17 @@ class ExpertsConfig:
 
     def __post_init__(self) -> None:
         check_size("intermediate_size", self.size)
+        if self.latent_size is not None:
+            check_size("hidden_size", self.latent_size)
         if self.has_shared_gate and self.shared is None:
             raise ValueError("has_shared_gate must be False without shared experts, got True")
         if self.placement is not None and len(self.placement.ranks) != self.router.num_experts:
             raise ValueError(f"placement must be of {self.router.num_experts} experts, got {len(self.placement.ranks)}")
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether each expert has a gate."""
+        return self.activation != "relu_squared"
 
     def for_shard(self, shard: Shard) -> ExpertsConfig:
         """Return the mixture of a rank, which has a part of every expert, or the whole of some.
@@ -144,7 +160,8 @@ class ExpertsConfig:
 
     def num_idle(self, hidden_size: int) -> int:
         """Return the number of parameters of the experts that a token does not use."""
-        of_expert = 3 * self.size * hidden_size + (2 * self.size + hidden_size if self.has_bias else 0)
+        outputs, width = self.size * (2 if self.has_gates else 1), self.latent_size or hidden_size
+        of_expert = (outputs + self.size) * width + (outputs + width if self.has_bias else 0)
         return (self.router.num_experts - self.router.num_chosen) * of_expert
 
 
@@ -152,7 +169,8 @@ class Experts(Generic[A]):
     """A mixture of experts with its parameters."""
 
     __slots__ = (
-        "_choice_bias", "_config", "_experts", "_factors", "_ops", "_placing", "_router", "_shared", "_shared_gate",
+        "_choice_bias", "_config", "_experts", "_factors", "_from_latent", "_ops", "_placing", "_router", "_shared",
+        "_shared_gate", "_to_latent",
     )  # fmt: skip
 
     def __init__(
@@ -183,16 +201,29 @@ class Experts(Generic[A]):
             self._choice_bias = weights.exact(f"{prefix}{names.choice_bias}", *shape).flatten()
         self._factors = weights.exact(f"{prefix}{names.factors}", count) if router.has_factors else None
         self._experts = ops.experts(
-            _read_matrices(config, weights, prefix, hidden_size, shard, placement),
+            _read_matrices(config, weights, prefix, config.latent_size or hidden_size, shard, placement),
             config.activation,
             weighs_inputs=config.weighs_inputs,
         )
-        self._shared: FeedForward[A] | None = None
-        self._shared_gate: Linear[A] | None = None
-        if config.shared is not None:
-            self._shared = FeedForward(
-                config.shared, weights, ops, f"{prefix}{names.shared}.", hidden_size=hidden_size, shard=shard
+        self._to_latent: Linear[A] | None = None
+        self._from_latent: Linear[A] | None = None
+        if (size := config.latent_size) is not None:
+            to, back = ([(names.to_latent, size)], [(names.from_latent, hidden_size)])
+            has_bias = config.has_latent_bias
+            self._to_latent = read_linear(weights, ops, prefix, to, hidden_size, has_bias=has_bias)
+            self._from_latent = read_linear(
+                weights, ops, prefix, back, size, has_bias=has_bias, adds_bias=shard.rank == 0
             )
+        self._shared: FeedForward[A] | PlainFeedForward[A] | None = None
+        self._shared_gate: Linear[A] | None = None
+        shared = f"{prefix}{names.shared}."
+        match config.shared:
+            case FeedForwardConfig() as own:
+                self._shared = FeedForward(own, weights, ops, shared, hidden_size=hidden_size, shard=shard)
+            case PlainFeedForwardConfig() as own:
+                self._shared = PlainFeedForward(own, weights, ops, shared, hidden_size=hidden_size, shard=shard)
+            case None:
+                pass
         if config.has_shared_gate:
             gate = weights.exact(f"{prefix}{names.shared_gate}.weight", 1, hidden_size)
             self._shared_gate = ops.exact_linear(gate, None)
@@ -205,7 +236,9 @@ class Experts(Generic[A]):
             shares = self._ops.scale_chosen(shares, chosen, self._factors)
         if self._placing is not None:
             chosen = self._placing(chosen, logits)
-        routed = self._experts(x, chosen, shares)
+        routed = self._experts(x if self._to_latent is None else self._to_latent(x), chosen, shares)
+        if self._from_latent is not None:
+            routed = self._from_latent(routed)
         if self._shared is None:
             return routed
         gate = None if self._shared_gate is None else self._shared_gate(x)
@@ -220,7 +253,10 @@ def _read_matrices(
     shard: Shard,
     placement: ExpertPlacement | None,
 ) -> ExpertMatrices:
-    """Return a rank's part of the matrices of all experts, or, with `placement`, those of its experts."""
+    """Return a rank's part of the matrices of all experts, or, with `placement`, those of its experts.
+
+    Each reads and returns `hidden_size` elements.
+    """
     names, count = config.names, config.router.num_experts
 
     def each(*parts: tuple[str, int], kind: str = "weight") -> list[tuple[str, int]]:
@@ -246,16 +282,17 @@ def _read_matrices(
             adds_bias=adds_bias,
         )
 
-    gate_up, down = ((names.gate, config.size), (names.up, config.size)), (names.down, hidden_size)
+    gate_up, down = [(names.gate, config.size), (names.up, config.size)], (names.down, hidden_size)
+    gate_up = gate_up if config.has_gates else gate_up[1:]
     order = down_order = inner = None
     experts: Sequence[int] = range(count)
     if placement is not None:
         experts = placement.experts_of(shard.rank)
-        order, down_order = _rows_of(experts, 2 * config.size), _rows_of(experts, hidden_size)
+        order, down_order = _rows_of(experts, len(gate_up) * config.size), _rows_of(experts, hidden_size)
     elif (inner := shard.inputs("intermediate_size of experts", config.size)) is not None:
-        order = in_halves(inner, config.size, num_experts=count)
+        order = in_halves(inner, config.size, count=len(gate_up) * count)
     adds_bias = placement is not None or shard.rank == 0  # of parts of a sum, one has it
-    of_expert = None if inner is None else in_halves(inner, config.size)
+    of_expert = None if inner is None else in_halves(inner, config.size, count=len(gate_up))
     down_bias = weights.stack(each(down, kind="bias"), order=down_order) if config.has_bias else None
     return ExpertMatrices(
         count=len(experts),

@@ -18,6 +18,8 @@ from pagewood.engine.models.stored.head_order import RowOrder
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "clamped"]
 """Activations of a gate; "clamped": both projections are limited, and the other one is added to 1."""
+ExpertActivation = Activation | Literal["relu_squared"]
+"""The same, or an activation of experts that have no gate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,10 @@ class FeedForwardConfig:
     has_bias: bool = False
     is_fused: bool = False
     """Whether checkpoints store one matrix, `gate_up_proj`, with the rows of the gate before the others."""
+    gate_multiplier: float = 1.0
+    """Multiplies what the activation is applied to."""
+    multiplier: float = 1.0
+    """Multiplies the result."""
 
     def __post_init__(self) -> None:
         check_size("intermediate_size", self.size)
@@ -50,7 +56,7 @@ class FeedForwardConfig:
 class FeedForward(Generic[A]):
     """A feed-forward with its parameters."""
 
-    __slots__ = ("_activation", "_down", "_gate_up", "_ops")
+    __slots__ = ("_activation", "_down", "_gate_multiplier", "_gate_up", "_multiplier", "_ops")
 
     def __init__(
         self,
@@ -82,22 +88,35 @@ class FeedForward(Generic[A]):
             adds_bias=shard.rank == 0,
         )
         self._activation: Activation = config.activation
+        self._gate_multiplier = config.gate_multiplier
+        self._multiplier = config.multiplier
         self._ops = ops
 
     def __call__(self, x: A) -> A:
         """Return `[T, E]` of `[T, E]`, a part of the sum over ranks."""
-        return self._down(gated(self._ops, self._activation, self._gate_up(x)))
+        ops, of_gate = self._ops, self._gate_multiplier
+        if of_gate == 1:
+            fed = self._down(gated(ops, self._activation, self._gate_up(x)))
+        else:  # of both projections, so that the product is divided by it
+            fed = gated(ops, self._activation, ops.scale(self._gate_up(x), of_gate))
+            fed = self._down(ops.scale(fed, 1 / of_gate))
+        return fed if self._multiplier == 1 else ops.scale(fed, self._multiplier)
 
 
-def in_halves(part: range, size: int, *, num_experts: int = 1) -> RowOrder:
-    """Return the rows of a `part` of a gate of `size` outputs and of the other projection below it, for each expert."""
-    starts = size * np.arange(2 * num_experts)[:, None]
+def in_halves(part: range, size: int, *, count: int = 2) -> RowOrder:
+    """Return the rows of a `part` of each of `count` projections of `size` outputs, one below the other.
+
+    By default these are a gate and the other projection.
+    """
+    starts = size * np.arange(count)[:, None]
     return (starts + np.asarray(part)).reshape(-1)
 
 
-def gated(ops: Ops[A], activation: Activation, gate_up: A) -> A:
-    """Return `[T, I]` of the two projections `gate_up` `[T, 2I]`."""
+def gated(ops: Ops[A], activation: ExpertActivation, gate_up: A) -> A:
+    """Return `[T, I]` of the two projections `gate_up` `[T, 2I]`, or of one where experts have no gate."""
     match activation:
+        case "relu_squared":
+            return ops.activate(gate_up, activation)
         case "silu":
             return ops.silu_mul(gate_up)
         case "gelu":

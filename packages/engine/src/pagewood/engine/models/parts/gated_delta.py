@@ -7,7 +7,7 @@ Source: Yang et al., Gated Delta Networks, 2024.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, Literal
 
 import numpy as np
 
@@ -15,9 +15,13 @@ from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, Step, Weights
 from pagewood.engine.models.parts.linear import read_exact_linear, read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
-from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, tail
+from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, read_filters, tail
 from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.kvpool import PageArray
+
+Projections = Literal["fused", "joined", "apart"]
+"""What checkpoints have: two projections, whose rows belong to one head of keys after the other; four, one of them to
+queries, keys and values; or one to each, with a convolution for each of the first three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +44,9 @@ class GatedDeltaConfig(RecurrentConfig):
     """Tokens that its convolution reads, the own one included."""
     norm: NormConfig
     """Norm of the result of each head."""
-    is_fused: bool = False
-    """Whether checkpoints have two projections, whose rows belong to one head of keys after the other, rather than
-    four."""
+    projections: Projections = "joined"
+    most_strength: int = 1
+    """How strongly a token may correct the state: 1, or 2, which changes the sign of what it replaces."""
 
     def __post_init__(self) -> None:
         for name, size in (
@@ -80,7 +84,7 @@ class GatedDeltaConfig(RecurrentConfig):
 class GatedDelta(Generic[A]):
     """A gated delta rule with its parameters."""
 
-    __slots__ = ("_config", "_convolution", "_gates", "_heads", "_input", "_norm", "_ops", "_output")
+    __slots__ = ("_config", "_convolution", "_gate", "_gates", "_heads", "_input", "_norm", "_ops", "_output")
 
     def __init__(
         self, config: GatedDeltaConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
@@ -89,43 +93,53 @@ class GatedDelta(Generic[A]):
         keys, values, heads = config.key_size, config.value_size, config.num_heads
         self._config = config
         self._ops = ops
-        if config.is_fused:
+        output, norm, sizes = "out_proj", "norm", [("conv1d", 2 * keys + values)]
+        order = gate_order = None
+        if config.projections == "fused":
             parts, gates = [("in_proj_qkvz", 2 * keys + 2 * values)], [("in_proj_ba", 2 * heads)]
             shares = values // config.num_key_heads
             order = _by_kind(config.num_key_heads, [config.key_dim, config.key_dim, shares, shares])
             gate_order = _by_kind(config.num_key_heads, [heads // config.num_key_heads] * 2)
-        else:
+        elif config.projections == "joined":
             parts = [("in_proj_qkv", 2 * keys + values), ("in_proj_z", values)]
-            gates, order, gate_order = [("in_proj_b", heads), ("in_proj_a", heads)], None, None
+            gates = [("in_proj_b", heads), ("in_proj_a", heads)]
+        else:
+            parts = [("q_proj", keys), ("k_proj", keys), ("v_proj", values)]
+            gates, output, norm = [("b_proj", heads), ("a_proj", heads)], "o_proj", "o_norm"
+            sizes = [("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values)]
         self._input: Linear[A] = read_linear(weights, ops, prefix, parts, hidden_size, order=order)
+        self._gate: Linear[A] | None = None
+        if config.projections == "apart":
+            self._gate = read_linear(weights, ops, prefix, [("g_proj", values)], hidden_size)
         self._gates: Linear[A] = read_exact_linear(weights, ops, prefix, gates, hidden_size, order=gate_order)
-        self._convolution = ops.convolution(
-            weights.exact(f"{prefix}conv1d.weight", 2 * keys + values, 1, config.width), None
-        )
+        self._convolution = ops.convolution(read_filters(weights, prefix, sizes, config.width), None)
         self._heads = RecurrentHeads(
             num_heads=heads,
             num_key_heads=config.num_key_heads,
             key_dim=config.key_dim,
             value_dim=config.value_dim,
             corrects=True,
+            most_strength=config.most_strength,
             rate=-weights.exact(f"{prefix}A_log", heads).exp(),
             bias=weights.exact(f"{prefix}dt_bias", heads),
         )
-        self._norm: Norm = read_norm(config.norm, weights, f"{prefix}norm", config.value_dim).folded()
-        self._output: Linear[A] = read_linear(weights, ops, prefix, [("out_proj", hidden_size)], values)
+        self._norm: Norm = read_norm(config.norm, weights, f"{prefix}{norm}", config.value_dim).folded()
+        self._output: Linear[A] = read_linear(weights, ops, prefix, [(output, hidden_size)], values)
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
         """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
         ops, config, recurrence = self._ops, self._config, step.recurrence
         assert recurrence is not None
-        parts = self._input(x)  # queries, keys, values, and what gates the result
+        parts = self._input(x)  # queries, keys, values, and maybe what gates the result
         mixed = recurrence.convolve(parts, 0, self._convolution, layer)
         mixed = recurrence.recur(mixed, self._gates(x), self._heads, layer)
+        gate, column = parts, 2 * config.key_size + config.value_size
+        if self._gate is not None:
+            gate, column = self._gate(x), 0
         if wanted is not None:
-            mixed, parts = ops.take(mixed, wanted), ops.take(parts, wanted)
+            mixed, gate = ops.take(mixed, wanted), ops.take(gate, wanted)
         mixed = ops.norm_heads(mixed, self._norm, config.value_dim)
-        mixed = ops.multiply_columns(mixed, parts, 2 * config.key_size + config.value_size, "silu")
-        return self._output(mixed)
+        return self._output(ops.multiply_columns(mixed, gate, column, "silu"))
 
 
 def _by_kind(num_groups: int, sizes: list[int]) -> RowOrder:

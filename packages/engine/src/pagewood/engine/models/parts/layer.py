@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from pagewood.engine.models.ops import A, Norm, Ops, RowDivision, Step, Weights
+from pagewood.engine.models.parts.absent import AbsentConfig
 from pagewood.engine.models.parts.choice import AnyFeedForward, AnyMixer, make_feed_forward, make_mixer
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.layer_inputs import LayerInput, LayerInputsConfig
@@ -32,7 +33,8 @@ class FrameConfig:
     behind_mixer: str | None = None
     before_feed_forward: str | None = "post_attention_layernorm"
     behind_feed_forward: str | None = None
-    mixer: str = "self_attn"
+    mixer: str | None = "self_attn"
+    """None: there are two beside each other, which have names of their own in the layer."""
     feed_forward: str | None = "mlp"
     """None: it reads the residual stream, and its parts have names and norms of their own in the layer."""
     norms_sums: bool = False
@@ -40,8 +42,15 @@ class FrameConfig:
     is_parallel: bool = False
     """Whether both parts read the residual stream as it enters the layer; without a norm before the feed-forward, they
     share that of the mixer."""
+    is_single: bool = False
+    """Whether the layer is a mixer or a feed-forward alone, with the norm of a mixer before it."""
 
     def __post_init__(self) -> None:
+        if self.is_single:
+            others = (self.behind_mixer, self.before_feed_forward, self.behind_feed_forward)
+            if self.before_mixer is None or any(name is not None for name in others):
+                raise ValueError(f"a single part must have one norm, before it, got {self}")
+            return
         if self.is_parallel:
             if self.before_mixer is None or self.behind_mixer is not None or self.behind_feed_forward is not None:
                 raise ValueError(f"parallel parts must have norms before them and none behind them, got {self}")
@@ -67,7 +76,8 @@ class LayerConfig:
     """The parts of a layer.
 
     Raises:
-        ValueError: there are norms behind the parts, and a multiplier that they would undo.
+        ValueError: there are norms behind the parts, and a multiplier that they would undo; or a part is absent, and
+            the frame is of two.
     """
 
     mixer: AnyMixer
@@ -83,6 +93,9 @@ class LayerConfig:
     """Whether the residual stream is multiplied by the parameter `layer_scalar` in the end."""
 
     def __post_init__(self) -> None:
+        num_absent = sum(isinstance(part, AbsentConfig) for part in (self.mixer, self.feed_forward))
+        if num_absent != int(self.frame.is_single):
+            raise ValueError(f"layers must have two parts, or one where frames have is_single, got {2 - num_absent}")
         if (self.inputs is not None or self.has_scalar) and self.frame.behind_feed_forward is None:
             raise ValueError("layers with inputs or a scalar must have a norm behind the feed-forward, got none")
         if self.residual_multiplier != 1 and self.frame.behind_mixer is not None:
@@ -154,7 +167,7 @@ class Layer(Generic[A]):
             config.mixer,
             weights,
             ops,
-            f"{prefix}.{frame.mixer}.",
+            f"{prefix}." if frame.mixer is None else f"{prefix}.{frame.mixer}.",
             hidden_size=hidden_size,
             inputs=mixer_inputs,
             shard=shard.of_mixers,
@@ -174,9 +187,9 @@ class Layer(Generic[A]):
             self._scalar = float(weights.exact(f"{prefix}.layer_scalar", 1).sum())  # empty where only headers are read
 
     def enter(self, pending: A | None, residual: A) -> A:
-        """Return the mixer's input `[T, E]`, after `pending` is added to the residual stream `[T, E]`.
+        """Return the input `[T, E]` of the first part, after `pending` is added to the residual stream `[T, E]`.
 
-        Without a norm before the mixer nothing is pending, and the input is the residual stream itself.
+        Without a norm before the part, the input is the residual stream itself.
         """
         return add_and_norm(self._ops, pending, residual, self.input_norm)
 
@@ -184,7 +197,7 @@ class Layer(Generic[A]):
         """Compute the layer.
 
         Args:
-            x: the mixer's input, see `enter`.
+            x: the input of the first part, see `enter`.
             residual: `[T, E]`, the residual stream.
             step: of the tokens.
             index: number of the layer's memory.
@@ -193,6 +206,8 @@ class Layer(Generic[A]):
         Returns:
             The pending addition, or None, and the residual stream, each `[T, E]`, or `[W, E]`.
         """
+        if self._mixer is None or self._feed_forward is None:
+            return self._alone(x, residual, step, index, wanted)
         mixed, division = self._mixer(x, step, index, wanted), step.division
         if wanted is not None:
             residual = self._ops.take(residual, wanted)
@@ -209,8 +224,20 @@ class Layer(Generic[A]):
             residual = self._ops.scale(residual, self._scalar)
         return pending, residual
 
+    def _alone(self, x: A, residual: A, step: Step[A], index: int, wanted: A | None) -> tuple[A, A]:
+        """Compute a layer with one part; see `__call__`. What it adds is pending."""
+        ops, division = self._ops, step.division
+        if wanted is not None:
+            residual = ops.take(residual, wanted)
+            division = None if division is None else division.kept
+        if self._mixer is not None:
+            mixed = self._mixer(x, step, index, wanted)
+            return self._scaled(mixed if self._mixer_is_whole else ops.sum_ranks(mixed)), residual
+        return self._scaled(self._fed(x if wanted is None else ops.take(x, wanted), division)), residual
+
     def _fed(self, x: A, division: RowDivision[A] | None) -> A:
         """Return the feed-forward's result, the sum over ranks, for rows that may be divided among them."""
+        assert self._feed_forward is not None
         if division is not None:
             fed = self._feed_forward(division.gather(x))
             return division.own(fed) if self._sums_itself else division.sum_own(fed)
@@ -234,6 +261,7 @@ class Layer(Generic[A]):
         if self._mixer_is_whole:
             self._ops.add(self._scaled(mixed), residual)
             return self._scaled(self._fed(x, division))
+        assert self._feed_forward is not None
         fed = self._feed_forward(x)
         self._ops.add(mixed, fed)  # before the sum over ranks, so that there is one of both parts
         return self._scaled(self._ops.sum_ranks(fed))
@@ -256,11 +284,9 @@ class Layer(Generic[A]):
 
 
 def add_and_norm(ops: Ops[A], pending: A | None, residual: A, norm: Norm | None) -> A:
-    """Add `pending` to the residual stream, and return the norm of the sum.
-
-    Without a norm, nothing may be pending, and the residual stream itself is returned.
-    """
+    """Add `pending` to the residual stream, and return the norm of the sum; without a norm, the stream itself."""
     if norm is None:
-        assert pending is None
+        if pending is not None:
+            ops.add(pending, residual)
         return residual
     return ops.norm(residual, norm) if pending is None else ops.add_norm(pending, residual, norm)

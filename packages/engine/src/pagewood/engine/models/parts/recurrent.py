@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
 
+from pagewood.engine.models.ops import Weights
 from pagewood.engine.models.shard import Shard
 from pagewood.kvpool import PageArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RecurrentConfig:
@@ -41,6 +46,16 @@ class RecurrentConfig:
 def tail(channels: int, width: int) -> PageArray:
     """Return the state of a convolution: the last tokens that later ones read."""
     return PageArray(name="tail", dtype="float32", shape=(width - 1, channels))
+
+
+def read_filters(weights: Weights, prefix: str, parts: Sequence[tuple[str, int]], width: int) -> Tensor:
+    """Return the filters `[C, 1, W] float32` of convolutions `parts`, each with its number of channels, in their order.
+
+    `prefix` of their names has the dot at its end.
+    """
+    import torch  # configurations are read without it
+
+    return torch.cat([weights.exact(f"{prefix}{name}.weight", channels, 1, width) for name, channels in parts])
 
 
 def check_width(width: int) -> None:

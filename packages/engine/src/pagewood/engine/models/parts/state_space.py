@@ -8,7 +8,7 @@ Source: Dao and Gu, Transformers are SSMs, 2024.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from pagewood.engine.models.parts.linear import read_exact_linear, read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, tail
 from pagewood.kvpool import PageArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +41,17 @@ class StateSpaceConfig(RecurrentConfig):
     """V."""
     width: int
     """Tokens that its convolution reads, the own one included."""
-    norm: NormConfig
-    """Norm of the gated results of the heads of a group."""
+    norm: NormConfig | None
+    """Norm of the results of the heads of a group; None: there is none."""
+    norms_first: bool = False
+    """Whether results are normed before they are gated, rather than behind."""
     has_conv_bias: bool = True
     has_bias: bool = False
-    """Whether both projections have biases."""
+    """Whether the projection to values, keys and queries has a bias."""
+    has_output_bias: bool = False
+    multipliers: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    """What multiplies outputs of that projection: those that gate results, values, keys, queries, and those that say
+    how fast states decay."""
 
     def __post_init__(self) -> None:
         check_size("num_heads", self.num_heads)
@@ -93,9 +102,8 @@ class StateSpace(Generic[A]):
             weights, ops, prefix, rows, hidden_size, bias=bias, order=order[-heads:]
         )
         conv_bias = weights.exact(f"{prefix}conv1d.bias", channels) if config.has_conv_bias else None
-        self._convolution = ops.convolution(
-            weights.exact(f"{prefix}conv1d.weight", channels, 1, config.width), conv_bias
-        )
+        conv_weight = weights.exact(f"{prefix}conv1d.weight", channels, 1, config.width)
+        self._convolution = ops.convolution(_multiplied(conv_weight, config), conv_bias)
         self._heads = RecurrentHeads(
             num_heads=heads,
             num_key_heads=config.num_groups,
@@ -107,19 +115,40 @@ class StateSpace(Generic[A]):
             bias=weights.exact(f"{prefix}dt_bias", heads),
             skip=weights.exact(f"{prefix}D", heads),
         )
-        self._norm: Norm = read_norm(config.norm, weights, f"{prefix}norm", values).folded()
+        self._norm: Norm | None = None
+        if config.norm is not None:
+            self._norm = read_norm(config.norm, weights, f"{prefix}norm", values).folded()
         self._output: Linear[A] = read_linear(
-            weights, ops, prefix, [("out_proj", hidden_size)], values, has_bias=config.has_bias
+            weights, ops, prefix, [("out_proj", hidden_size)], values, has_bias=config.has_output_bias
         )
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
         """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
         ops, config, recurrence = self._ops, self._config, step.recurrence
         assert recurrence is not None
-        parts = self._input(x)  # what gates the result; values, keys, queries
+        parts, gates = self._input(x), self._gates(x)  # what gates the result; values, keys, queries
+        gate, *_, decay = config.multipliers
+        parts = parts if gate == 1 else ops.scale(parts, gate)
         mixed = recurrence.convolve(parts, config.value_size, self._convolution, layer)
-        mixed = recurrence.recur(mixed, self._gates(x), self._heads, layer)
+        mixed = recurrence.recur(mixed, gates if decay == 1 else ops.scale(gates, decay), self._heads, layer)
         if wanted is not None:
             mixed, parts = ops.take(mixed, wanted), ops.take(parts, wanted)
-        mixed = ops.multiply_columns(mixed, parts, 0, "silu")
-        return self._output(ops.norm_groups(mixed, self._norm, config.value_size // config.num_groups))
+        if config.norms_first:
+            return self._output(ops.multiply_columns(self._normed(mixed), parts, 0, "silu"))
+        return self._output(self._normed(ops.multiply_columns(mixed, parts, 0, "silu")))
+
+    def _normed(self, x: A) -> A:
+        if self._norm is None:
+            return x
+        return self._ops.norm_groups(x, self._norm, self._config.value_size // self._config.num_groups)
+
+
+def _multiplied(weight: Tensor, config: StateSpaceConfig) -> Tensor:
+    """Return the weights of the convolution, whose inputs are all multiplied by what multiplies gates, for that of
+    each kind of them.
+    """
+    gate, *own, _ = config.multipliers
+    if all(one == gate for one in own) or not weight.numel():  # empty where only headers are read
+        return weight
+    sizes = [config.value_size, *[config.num_groups * config.state_dim] * 2]
+    return weight * weight.new_tensor(np.repeat(own, sizes) / gate)[:, None, None]

@@ -3,7 +3,8 @@
 Checkpoints hold experts in either way. Together they are `experts.gate_up_proj` and `experts.down_proj`, with the
 outputs of an expert as rows (`[N, 2I, E]` and `[N, E, I]`) or as columns (`[N, E, 2I]` and `[N, I, E]`), as the shapes
 tell. Beside biases (gpt-oss) the rows of the gate and of the other projection take turns, otherwise the gate comes
-first. Codes of mxfp4 have rows of outputs. Granite names them `input_linear` and `output_linear`.
+first. Codes of mxfp4 have rows of outputs. Granite names them `input_linear` and `output_linear`. Experts without a
+gate have `experts.up_proj` alone.
 
 Legend: N experts, I size of an expert, E hidden_size.
 """
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from pagewood.engine.models.stored.tensor_files import TensorFiles
 
 _FUSED = re.compile(
-    r"(?P<place>.*\.)(?:experts\.(?P<kind>gate_up_proj|down_proj)(?P<part>|_bias|_blocks|_scales)"
+    r"(?P<place>.*\.)(?:experts\.(?P<kind>gate_up_proj|up_proj|down_proj)(?P<part>|_bias|_blocks|_scales)"
     r"|(?P<other>input_linear|output_linear)\.weight)"
 )
-_GATE_UP, _DOWN = ("gate_proj", "up_proj"), ("down_proj",)
+_GATE_UP, _UP, _DOWN = ("gate_proj", "up_proj"), ("up_proj",), ("down_proj",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +141,9 @@ def _views(files: TensorFiles, name: str, match: re.Match[str], whole: TensorFil
     is_alone = other is not None and len(shape) == 2  # Granite's shared experts
     if is_alone:
         place = place.replace("shared_mlp.", "block_sparse_moe.shared_mlp.")  # inside the part that adds their result
-    names = _DOWN if is_down else _GATE_UP
+    names = _DOWN if is_down else _UP if match["kind"] == "up_proj" else _GATE_UP
     rows = [slice(None)]
-    if not is_down:
+    if names is _GATE_UP:
         takes_turns = f"{place}experts.gate_up_proj_bias" in whole.names()
         size = shape[0] if is_alone else _num_outputs(whole, shape, match)
         rows = [slice(0, None, 2), slice(1, None, 2)] if takes_turns else [slice(size // 2), slice(size // 2, None)]

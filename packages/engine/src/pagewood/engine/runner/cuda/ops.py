@@ -30,9 +30,10 @@ from pagewood.engine.models.ops import (
     Placing,
     PlainActivation,
     Projection,
+    RecurrentHeads,
 )
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.models.parts.feed_forward import Activation, gated
+from pagewood.engine.models.parts.feed_forward import ExpertActivation, gated
 from pagewood.engine.models.torch_ops import (
     activated,
     convolution_of,
@@ -264,14 +265,14 @@ class CUDAOps:
         return (self._expert_kernels or torch_experts).choose(logits, router, bias)
 
     def experts(
-        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+        self, matrices: ExpertMatrices, activation: ExpertActivation, *, weighs_inputs: bool = False
     ) -> ChosenExperts[Tensor]:
         """Return experts whose matrices stay where they are, unless FlashInfer takes them, which has others first."""
-        if self._fused_experts is not None:
+        if self._fused_experts is not None and activation != "relu_squared":
             fused = self._fused_experts.experts(matrices, activation, weighs_inputs=weighs_inputs)
             if fused is not None:
                 return fused
-        if self._expert_kernels is not None:
+        if self._expert_kernels is not None and activation != "relu_squared":
             return self._expert_kernels.TritonExperts(matrices, activation, weighs_inputs=weighs_inputs)
 
         def activate(gate_up: Tensor) -> Tensor:
@@ -311,6 +312,10 @@ class CUDAOps:
     def convolution(self, weight: Tensor, bias: Tensor | None, *, activates: bool = True) -> Convolution:
         """Return a convolution with `weight` `[C, 1, W]`."""
         return convolution_of(weight, bias, activates=activates)
+
+    def channel_heads(self, heads: RecurrentHeads) -> RecurrentHeads:
+        """Return `heads`."""
+        return heads
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Return `x` times `factor`; a tensor without axes on the host is an argument of the kernel, not a copy."""

@@ -206,7 +206,7 @@ def recur(
         q_column: first column of queries.
         k_column: of keys.
         v_column: of values.
-        corrects: 1 if heads correct.
+        corrects: largest strength of a correction; 0: heads do not correct.
         part: a grant, a head, and a block of its values.
     """
     num_blocks = (value_dim + VALUES - 1) // VALUES
@@ -238,7 +238,7 @@ def recur(
         decay, strength = exp(rate * step), step
         q_scale, k_scale = _F(1.0), _F(1.0)
         if corrects != 0:
-            strength = logistic(gates[token, head])
+            strength = logistic(gates[token, head]) * _F(corrects)
             k_scale = _F(1.0) / np.sqrt(_sum_of_squares(k) + _LEAST_SQUARES)
             q_scale = _F(1.0) / np.sqrt((_sum_of_squares(q) + _LEAST_SQUARES) * _F(key_dim))
         for j in range(_U(size)):
@@ -260,6 +260,82 @@ def recur(
             _copy_block(state_at, matrices_at + np.int64(saves[i]) * state_bytes + own, key_dim, value_dim, size)
 
 
+@exact
+def _decays(gates: Any, biases: Any, rate: Any, out: Any) -> None:
+    """Write what multiplies each row of a state."""
+    for n in range(_U(out.shape[0])):
+        out[n] = exp(rate * _softplus(gates[n] + biases[n]))
+
+
+@instruction(_num_state_blocks)
+@inlined
+def recur_by_channel(
+    scope: InScope, x_at: Any, gates_at: Any, rates_at: Any, biases_at: Any, matrices_at: Any, passing_at: Any,
+    out_at: Any, num_heads: Any, key_dim: Any, value_dim: Any, part: Part,
+) -> None:  # fmt: skip
+    """Like `recur`, for heads that correct, have queries and keys of their own, and a decay for each row of a state.
+
+    Args:
+        scope: of the tokens.
+        x_at: `[T, H (2 K + V)]`, queries, keys and values of all heads; values are overwritten.
+        gates_at: `[T, H + H K]`, of strengths and of decays.
+        rates_at: `[H]`.
+        biases_at: `[H, K]`.
+        matrices_at: `[places, H, K, V]`, the states.
+        passing_at: see `recur`.
+        out_at: `[T, H V]`.
+        num_heads: H.
+        key_dim: K.
+        value_dim: V.
+        part: a grant, a head, and a block of its values.
+    """
+    num_blocks = (value_dim + VALUES - 1) // VALUES
+    grant, head, first = part // (num_blocks * num_heads), part // num_blocks % num_heads, part % num_blocks * VALUES
+    size = min(VALUES, value_dim - first)
+    offsets = integers(scope[Column.OFFSETS], 0)
+    start, count = np.int64(offsets[grant]), np.int64(offsets[grant + 1]) - np.int64(offsets[grant])
+    places, saves = integer_rows(scope[Column.STATES], 0, 2), integers(scope[Column.SAVES] + 4 * start, 0)
+    state_bytes = 4 * num_heads * key_dim * value_dim
+    own = 4 * (head * key_dim * value_dim + first)
+    state_at = matrices_at + np.int64(places[grant, 1]) * state_bytes + own
+    if places[grant, 1] < 0:
+        state_at = passing_at + np.int64(integers(scope[Column.ROWS], 0)[grant]) * state_bytes + own
+    if places[grant, 0] != places[grant, 1]:
+        old_at = 0 if places[grant, 0] < 0 else matrices_at + np.int64(places[grant, 0]) * state_bytes + own
+        _copy_block(old_at, state_at, key_dim, value_dim, size)
+    rate, biases = vector(rates_at, num_heads)[head], vector(biases_at + 4 * head * key_dim, key_dim)
+    decays = np.empty(key_dim, _F)
+    for i in range(count):
+        token = start + i
+        row_at = x_at + 4 * (token * num_heads * (2 * key_dim + value_dim) + head * key_dim)
+        q, k = vector(row_at, key_dim), vector(row_at + 4 * num_heads * key_dim, key_dim)
+        values_at = row_at + 4 * (2 * num_heads * key_dim + head * (value_dim - key_dim) + first)
+        value = vector(values_at, size)
+        out = vector(out_at + 4 * (token * num_heads * value_dim + head * value_dim + first), size)
+        gates = vector(gates_at + 4 * token * num_heads * (1 + key_dim), num_heads * (1 + key_dim))
+        begin = num_heads + head * key_dim
+        _decays(gates[begin : begin + key_dim], biases, rate, decays)
+        k_scale = _F(1.0) / np.sqrt(_sum_of_squares(k) + _LEAST_SQUARES)
+        q_scale = _F(1.0) / np.sqrt((_sum_of_squares(q) + _LEAST_SQUARES) * _F(key_dim))
+        for j in range(_U(size)):
+            out[j] = _F(0.0)
+        match = _F(0.0)
+        for n in range(key_dim):
+            query, key = q[n] * q_scale, k[n] * k_scale
+            match += query * key
+            _decay(vector(state_at + 4 * n * value_dim, size), decays[n], key, query, out, value, 1)
+        _scale(value, logistic(gates[head]))
+        for n in range(key_dim):
+            key = k[n] * k_scale
+            state = vector(state_at + 4 * n * value_dim, size)
+            for j in range(_U(size)):
+                state[j] += key * value[j]
+        for j in range(_U(size)):
+            out[j] += match * value[j]
+        if saves[i] >= 0:
+            _copy_block(state_at, matrices_at + np.int64(saves[i]) * state_bytes + own, key_dim, value_dim, size)
+
+
 @inlined
 def _copy_block(source_at: Any, out_at: Any, num_rows: Any, row_size: Any, size: Any) -> None:
     """Copy `size` columns of a matrix; zeros if there is no source."""
@@ -269,3 +345,5 @@ def _copy_block(source_at: Any, out_at: Any, num_rows: Any, row_size: Any, size:
 
 RECURRENCE = Unit("recurrence", convolve, recur)
 """For models with recurrent layers."""
+CHANNEL_RECURRENCE = Unit("channel_recurrence", recur_by_channel)
+"""For those whose states decay by channel."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pagewood.engine.models.memory import layer_groups
 from pagewood.engine.models.parts.attention import AttentionConfig
-from pagewood.engine.models.parts.choice import AnyMixer
+from pagewood.engine.models.parts.choice import AnyMixer, paged_part
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.runner.cpu.compiled.attention.heads import attend, store
 from pagewood.engine.runner.cpu.program.latent_attention import CPULatentAttention
@@ -44,7 +44,7 @@ class CPUAttention:
 
         Args:
             storage: the KV memory.
-            layers: the mixer of each layer; recurrent ones do not attend.
+            layers: the mixer of each layer; those without pages do not attend.
             groups: of the layers, each with a page table of its own; None: all layers are one group.
             num_rows: rows of the page table of a group.
 
@@ -57,13 +57,13 @@ class CPUAttention:
                 f"storage must have the layout HND in float32 or int8, got {layout.order} in {layout.dtype}"
             )
         self._storage = storage
-        self._layers = layers
+        self._layers = [paged_part(layer) for layer in layers]
         groups = groups or layer_groups(layers)
         self._pages = [
             _pages_of(storage, number, start=start, first_row=group * num_rows)
             for (group, number), start in zip(groups.places, groups.starts, strict=True)
         ]
-        heads = [layer for layer in layers if isinstance(layer, AttentionConfig)]
+        heads = [layer for layer in self._layers if isinstance(layer, AttentionConfig)]
         self.num_kv_heads = max(layer.num_kv_heads for layer in heads)
         """Most key heads of a layer."""
         self.tile = max(1, _TILE_ROWS // max(layer.group for layer in heads))
@@ -159,8 +159,9 @@ def attention_over(
     Raises:
         ValueError: the memory does not hold what the layers need, or has a layout that is not supported.
     """
-    heads = [layer for layer in layers if isinstance(layer, AttentionConfig)]
-    latents = [layer for layer in layers if isinstance(layer, LatentAttentionConfig)]
+    paged = [paged_part(layer) for layer in layers]
+    heads = [layer for layer in paged if isinstance(layer, AttentionConfig)]
+    latents = {index: layer for index, layer in enumerate(paged) if isinstance(layer, LatentAttentionConfig)}
     if isinstance(storage, KVStorage) and not latents:
         return CPUAttention(storage, layers, groups=groups, num_rows=num_rows)
     if isinstance(storage, LatentStorage) and not heads:

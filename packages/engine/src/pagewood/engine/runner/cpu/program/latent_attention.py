@@ -8,7 +8,7 @@ Legend: T tokens of a scope, H heads, N, R, V and C as in `models.ops.LatentShap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,8 +88,8 @@ class CPULatentAttention:
 
     __slots__ = ("_layers", "_memories", "_partials", "_scales", "_storage", "num_kv_heads", "tile")
 
-    def __init__(self, storage: LatentStorage, layers: Sequence[LatentAttentionConfig]) -> None:
-        """Attend over `storage`.
+    def __init__(self, storage: LatentStorage, layers: Mapping[int, LatentAttentionConfig]) -> None:
+        """Attend in `layers`, by their numbers, over `storage`, which has a place for each in their order.
 
         Raises:
             ValueError: the memory is neither float32 nor int8.
@@ -98,11 +98,12 @@ class CPULatentAttention:
             raise ValueError(f"latents must be float32 or int8 on a CPU, got {storage.layout.dtype}")
         self._storage = storage
         self._layers = layers
-        numbers = range(storage.layout.num_layers)
-        self._memories = [storage.layer(i).view(-1).numpy() for i in numbers]
+        self._memories = {layer: storage.layer(place).view(-1).numpy() for place, layer in enumerate(layers)}
         is_int8 = storage.layout.dtype == "int8"
-        self._scales = [storage.scales(i).view(-1).numpy() if is_int8 else None for i in numbers]
-        largest = max(layer.shape.num_heads for layer in layers)
+        self._scales = {
+            layer: storage.scales(place).view(-1).numpy() if is_int8 else None for place, layer in enumerate(layers)
+        }
+        largest = max(layer.shape.num_heads for layer in layers.values())
         self._partials: Float32 = np.empty(MOST_PARTIALS * largest * (storage.layout.latent_dim + 2), np.float32)
         """Results of segments; a layer's are used up before the next one computes its own."""
         self.num_kv_heads = 1

@@ -32,9 +32,10 @@ from pagewood.engine.models.ops import (
     Placing,
     PlainActivation,
     Projection,
+    RecurrentHeads,
 )
 from pagewood.engine.models.parts.experts import RouterConfig
-from pagewood.engine.models.parts.feed_forward import Activation, gated
+from pagewood.engine.models.parts.feed_forward import ExpertActivation, gated
 from pagewood.engine.models.torch_ops import convolution_of
 from pagewood.engine.runner.cpu.compiled import activations, rows
 from pagewood.engine.runner.cpu.compiled.adapters import ADAPTERS
@@ -56,7 +57,7 @@ from pagewood.engine.runner.cpu.compiled.products.quantise import quantise
 from pagewood.engine.runner.cpu.compiled.products.round_pairs import round_pairs
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
-from pagewood.engine.runner.cpu.compiled.recurrence import RECURRENCE
+from pagewood.engine.runner.cpu.compiled.recurrence import CHANNEL_RECURRENCE, RECURRENCE
 from pagewood.engine.runner.cpu.program import experts
 from pagewood.engine.runner.cpu.program.adapters import AdaptedExperts, CPUAdapters
 from pagewood.engine.runner.cpu.program.exchange import Exchange
@@ -212,7 +213,7 @@ class CPUExperts:
         count: int,
         first: int,
         rows: NDArray[np.int64] | None,
-        activation: Activation,
+        activation: ExpertActivation,
         weighs_inputs: bool,
         adapted: AdaptedExperts | None,
     ) -> None:
@@ -236,7 +237,7 @@ class CPUExperts:
         self._count = count
         self._first = first
         self._rows = rows
-        self._activation: Activation = activation
+        self._activation: ExpertActivation = activation
         self._weighs_inputs = weighs_inputs
 
     def __call__(self, x: Buffer, chosen: Buffer, shares: Buffer) -> Buffer:
@@ -295,7 +296,7 @@ class CPUOps:
         """Kernels that the weights so far need; see `warm_up`."""  # written by: linear, embedding, tied_embedding
         self.units: dict[Unit, None] = {} if exchange is None else {EXCHANGE: None}
         """Further kernels that the parts so far need, in the order of their first use."""
-        # written by: adaptable, experts, placing
+        # written by: adaptable, experts, placing, convolution, channel_heads
         self.expert_rows: dict[int, NDArray[np.int64]] = dict(expert_rows or {})
         """By layer, how many rows each placed expert has had, where they are counted."""  # written by: experts
 
@@ -495,7 +496,7 @@ class CPUOps:
         return experts.choose(logits, router, None if bias is None else np.ascontiguousarray(bias, np.float32))
 
     def experts(
-        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+        self, matrices: ExpertMatrices, activation: ExpertActivation, *, weighs_inputs: bool = False
     ) -> ChosenExperts[Buffer]:
         """Lay out the matrices of all experts in panels, one expert below the other."""
         gate_up, down = (
@@ -579,6 +580,11 @@ class CPUOps:
         """Return a convolution with `weight` `[C, 1, W]`."""
         self.units[RECURRENCE] = None
         return convolution_of(weight, bias, activates=activates)
+
+    def channel_heads(self, heads: RecurrentHeads) -> RecurrentHeads:
+        """Return `heads`, whose kernel is needed."""
+        self.units[CHANNEL_RECURRENCE] = None
+        return heads
 
     def scale(self, x: Buffer, factor: float) -> Buffer:
         """Return `x` times `factor`, in its memory."""

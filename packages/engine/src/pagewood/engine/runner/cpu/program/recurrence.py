@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pagewood.engine.models.ops import Convolution, RecurrentHeads
-from pagewood.engine.models.parts.choice import AnyMixer, Recurrent
+from pagewood.engine.models.parts.choice import AnyMixer, recurrent_part
 from pagewood.engine.runner.cpu.compiled import recurrence
 from pagewood.engine.runner.cpu.program.drafted_runs import DraftedRuns
 from pagewood.engine.runner.cpu.program.tape import Buffer
@@ -28,7 +28,7 @@ class CPURecurrence:
     def __init__(self, memory: PageMemory, layers: Sequence[AnyMixer], *, runs: DraftedRuns | None = None) -> None:
         """Use the memory of the states of all recurrent ones among `layers`; `runs`: None if nothing is drafted."""
         self.runs = runs
-        recurrent = [index for index, layer in enumerate(layers) if isinstance(layer, Recurrent)]
+        recurrent = [index for index, layer in enumerate(layers) if recurrent_part(layer) is not None]
         self._memory = memory
         self._places = {layer: place for place, layer in enumerate(recurrent)}
         """Which of the layers of `memory` a layer has."""
@@ -52,18 +52,26 @@ class CPURecurrence:
 
     def recur(self, x: Buffer, gates: Buffer, heads: RecurrentHeads, layer: int) -> Buffer:
         """Return the results `[T, H V]` of `x` `[T, 2 G K + H V]`, whose values are overwritten."""
-        q_column, k_column, v_column = heads.columns
         runs, state_size = self.runs, heads.num_heads * heads.key_dim * heads.value_dim
 
         def write(x: Buffer, gates: Buffer) -> Buffer:
             out = x.tape.buffer(x.rows, heads.value_size)
+            matrices = self._array(layer, "matrices")
+            passing = None if runs is None else runs.passing(state_size)
+            if heads.decays_by_channel:
+                x.tape.write(
+                    recurrence.recur_by_channel, x.rows, scope=x.rows.scope, x=x, gates=gates, rates=heads.rate.numpy(),
+                    biases=heads.bias.numpy(), matrices=matrices, passing=passing, out=out, num_heads=heads.num_heads,
+                    key_dim=heads.key_dim, value_dim=heads.value_dim,
+                )  # fmt: skip
+                return out
+            q_column, k_column, v_column = heads.columns
             x.tape.write(
                 recurrence.recur, x.rows, scope=x.rows.scope, x=x, gates=gates, rates=heads.rate.numpy(),
-                biases=heads.bias.numpy(), skips=None if heads.skip is None else heads.skip.numpy(),
-                matrices=self._array(layer, "matrices"), passing=None if runs is None else runs.passing(state_size),
-                out=out, x_size=x.size, num_heads=heads.num_heads, num_key_heads=heads.num_key_heads,
+                biases=heads.bias.numpy(), skips=None if heads.skip is None else heads.skip.numpy(), matrices=matrices,
+                passing=passing, out=out, x_size=x.size, num_heads=heads.num_heads, num_key_heads=heads.num_key_heads,
                 key_dim=heads.key_dim, value_dim=heads.value_dim, q_column=q_column, k_column=k_column,
-                v_column=v_column, corrects=int(heads.corrects),
+                v_column=v_column, corrects=heads.most_strength if heads.corrects else 0,
             )  # fmt: skip
             return out
 

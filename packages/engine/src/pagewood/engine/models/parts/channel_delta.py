@@ -1,0 +1,109 @@
+"""A gated delta rule whose states decay in each channel of keys by itself: Kimi Delta Attention.
+
+Legend: T tokens of a step, W wanted tokens, E hidden_size, H heads, K elements of a head.
+Source: Kimi Team, Kimi Linear, 2025.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from pagewood.engine.models.limits import check_size
+from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, Step, Weights
+from pagewood.engine.models.parts.linear import read_exact_linear, read_linear
+from pagewood.engine.models.parts.norm import NormConfig, read_norm
+from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, read_filters, tail
+from pagewood.kvpool import PageArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelDeltaConfig(RecurrentConfig):
+    """The numbers of a gated delta rule with a decay for each channel.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    num_heads: int
+    """H."""
+    head_dim: int
+    """K, of queries, keys and values; also the rank of the projections to decays and to what gates results."""
+    width: int
+    """Tokens that its convolutions read, the own one included."""
+    norm: NormConfig
+    """Norm of the result of each head."""
+
+    def __post_init__(self) -> None:
+        check_size("num_heads", self.num_heads)
+        check_size("head_dim", self.head_dim)
+        check_width(self.width)
+
+    @property
+    def size(self) -> int:
+        """Elements of all queries, keys or values of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def state(self) -> tuple[PageArray, ...]:
+        """The state of a request."""
+        matrices = PageArray(name="matrices", dtype="float32", shape=(self.num_heads, self.head_dim, self.head_dim))
+        return tail(3 * self.size, self.width), matrices
+
+
+class ChannelDelta(Generic[A]):
+    """A gated delta rule with a decay for each channel, with its parameters."""
+
+    __slots__ = (
+        "_config", "_convolution", "_decay", "_gate", "_heads", "_input", "_norm", "_ops", "_output", "_strength",
+    )  # fmt: skip
+
+    def __init__(
+        self, config: ChannelDeltaConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+    ) -> None:
+        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+        heads, size, dim = config.num_heads, config.size, config.head_dim
+        self._config = config
+        self._ops = ops
+        parts = [("q_proj", size), ("k_proj", size), ("v_proj", size)]
+        self._input: Linear[A] = read_linear(weights, ops, prefix, parts, hidden_size)
+        self._strength: Linear[A] = read_exact_linear(weights, ops, prefix, [("b_proj", heads)], hidden_size)
+        self._decay: tuple[Linear[A], Linear[A]] = (
+            read_exact_linear(weights, ops, prefix, [("f_a_proj", dim)], hidden_size),
+            read_exact_linear(weights, ops, prefix, [("f_b_proj", size)], dim),
+        )
+        self._gate: tuple[Linear[A], Linear[A]] = (
+            read_linear(weights, ops, prefix, [("g_a_proj", dim)], hidden_size),
+            read_linear(weights, ops, prefix, [("g_b_proj", size)], dim),
+        )
+        filters = [("q_conv1d", size), ("k_conv1d", size), ("v_conv1d", size)]
+        self._convolution = ops.convolution(read_filters(weights, prefix, filters, config.width), None)
+        own = RecurrentHeads(
+            num_heads=heads,
+            num_key_heads=heads,
+            key_dim=dim,
+            value_dim=dim,
+            corrects=True,
+            decays_by_channel=True,
+            rate=-weights.exact(f"{prefix}A_log", 1, 1, heads, 1).flatten().exp(),
+            bias=weights.exact(f"{prefix}dt_bias", size),
+        )
+        self._heads = ops.channel_heads(own)
+        self._norm: Norm = read_norm(config.norm, weights, f"{prefix}o_norm", dim).folded()
+        self._output: Linear[A] = read_linear(weights, ops, prefix, [("o_proj", hidden_size)], size)
+
+    def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
+        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
+        ops, recurrence = self._ops, step.recurrence
+        assert recurrence is not None
+        to_ranks, to_channels = self._decay
+        gates = ops.concat([self._strength(x), to_channels(to_ranks(x))])
+        mixed = recurrence.convolve(self._input(x), 0, self._convolution, layer)
+        mixed = recurrence.recur(mixed, gates, self._heads, layer)
+        if wanted is not None:
+            mixed, x = ops.take(mixed, wanted), ops.take(x, wanted)
+        to_ranks, to_gate = self._gate
+        gate = to_gate(to_ranks(x))
+        return self._output(
+            ops.multiply_columns(ops.norm_heads(mixed, self._norm, self._config.head_dim), gate, 0, "sigmoid")
+        )
