@@ -147,14 +147,6 @@ def test_bits_depend_neither_on_the_rank_nor_on_the_batch(deepseek: Path) -> Non
     ("options", "message"),
     [
         ({"tensor_parallel_size": 1}, "enable_dp_attention must be False with tensor_parallel_size 1, got True"),
-        (
-            {"speculative": "draft", "device": "cuda"},
-            "speculative must be off with enable_dp_attention on CUDA, got draft",
-        ),
-        (
-            {"host_cache_gb": 1.0, "device": "cuda"},
-            "host_cache_gb must be None with enable_dp_attention on CUDA, got 1.0",
-        ),
         ({"preemption_threshold": 0}, "preemption_threshold must be None with enable_dp_attention, got 0"),
         ({"decision_log": "log"}, "decision_log must be None with enable_dp_attention, got 'log'"),
     ],

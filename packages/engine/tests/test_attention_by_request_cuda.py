@@ -19,7 +19,7 @@ from cuda_ranks import answered, small, use_stand_ins
 from families.case import build
 from families.registry import CASES
 from group_in_threads import ranks_are_threads
-from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingParams
+from pagewood.engine.api import Grammar, PoolingParams, SamplingParams
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
@@ -170,15 +170,3 @@ def test_every_token_and_every_wanted_state_is_where_all_ranks_expect_it(seed: i
         assert torch.equal(sums, count * mine)
 
     on_ranks(count, work)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"speculative": "ngram"}, "speculative must be off with enable_dp_attention on CUDA, got ngram"),
-        ({"host_cache_gb": 1.0}, "host_cache_gb must be None with enable_dp_attention on CUDA, got 1.0"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EngineConfig(device="cuda", **BY_REQUEST, **options)

@@ -118,13 +118,13 @@ def test_pages_of_all_hosts_come_back_from_the_host_and_from_stores(
 def check_requests(folder: Path, monkeypatch: pytest.MonkeyPatch, **others: Any) -> None:
     """Check that requests of all ranks get their pages back from the host of their rank, also after a restart."""
     ranks_are_threads(monkeypatch)
-    copies: set[tuple[int | None, bool, str | None]] = set()
+    copies: set[tuple[int, bool, str | None]] = set()
     move_pages = Group.move_pages
 
-    def noted(group: Group, message: MovePages, own: Callable[[], None], *, rank: int | None = None) -> Any:
+    def noted(group: Group, message: MovePages, own: Callable[[], None], *, ranks: range) -> Any:
         if message.slots:
-            copies.add((rank, message.is_out, message.store))
-        return move_pages(group, message, own, rank=rank)
+            copies.add((ranks.start, message.is_out, message.store))
+        return move_pages(group, message, own, ranks=ranks)
 
     monkeypatch.setattr(Group, "move_pages", noted)
     options = options_of(folder, **{**BY_REQUEST, **others})
@@ -284,11 +284,11 @@ def test_a_host_that_is_lost_during_a_copy_ends_the_group(
     config = EngineConfig(**options, node_rank=1)
     nodes = [NodeProcess(config, tmp_path / "log")]
 
-    def lose(group: Group, message: MovePages, own: Callable[[], None], *, rank: int | None = None) -> Any:
+    def lose(group: Group, message: MovePages, own: Callable[[], None], *, ranks: range) -> Any:
         if message.slots and message.is_out == is_out and message.store == store and not is_over.is_set():
             is_over.set()
             os.kill(nodes[0].process.pid if victim == "node" else nodes[0].ranks()[0], number)
-        return move_pages(group, message, own, rank=rank)
+        return move_pages(group, message, own, ranks=ranks)
 
     try:
         with LLM(**options) as llm:

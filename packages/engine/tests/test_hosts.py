@@ -306,7 +306,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"node_secret_file": "x", "insecure_no_node_secret": True},
         "insecure_no_node_secret must be False with node_secret_file, got True",
     ),
-    ({"host_cache_gb": 1.0, "device": "cuda", "num_threads": None}, "host_cache_gb must be None with nnodes 2 on CUDA"),
     ({"model_impl": "transformers"}, "tensor_parallel_size must be 1 with model_impl transformers, got 2"),
     ({"tensor_parallel_size": 4}, "num_threads must be at least tensor_parallel_size 4 over nnodes 2, got 1"),
     ({"nnodes": 1, "master_addr": "127.0.0.1:5"}, "master_addr must be None with nnodes 1, got '127.0.0.1:5'"),

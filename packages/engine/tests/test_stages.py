@@ -273,7 +273,6 @@ def test_pages_of_all_stages_come_back_from_host_and_disk(tmp_path: Path) -> Non
             "num_threads must be at least tensor_parallel_size 2 times pipeline_parallel_size 2, got 3",
         ),
         ({"model_impl": "transformers"}, "model_impl must be auto or native with pipeline_parallel_size 2, got"),
-        ({"device": "cuda", "speculative": "suffix"}, "speculative must be off or ngram on CUDA with"),
         ({"num_continuous_decode_steps": 2}, "num_continuous_decode_steps must be 1 with pipeline_parallel_size 2"),
         ({"expert_load": "ranks"}, "expert_load must be off with pipeline_parallel_size 2, got 'ranks'"),
         (

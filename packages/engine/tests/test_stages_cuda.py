@@ -17,7 +17,7 @@ from cuda_ranks import answered, small, use_stand_ins
 from families.case import build
 from families.registry import CASES
 from group_in_threads import ranks_are_threads
-from pagewood.engine.api import EngineConfig, Grammar, LogitsProcessor, PoolingParams, SamplingParams
+from pagewood.engine.api import Grammar, LogitsProcessor, PoolingParams, SamplingParams
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.offline.calls import EngineFailedError
@@ -240,21 +240,6 @@ def test_a_graph_that_reads_the_states_of_the_step_before_is_found(
     )  # fmt: skip
     seed_fault([edit], monkeypatch)
     assert answered(small(tmp_path, pipeline_parallel_size=2)) != expected
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"speculative": "auto"}, "speculative must be off or ngram on CUDA with pipeline_parallel_size 2, got 'auto'"),
-        (
-            {"speculative": "draft"},
-            "speculative must be off or ngram on CUDA with pipeline_parallel_size 2, got 'draft'",
-        ),
-    ],
-)
-def test_what_stages_on_devices_cannot_do_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EngineConfig(device="cuda", pipeline_parallel_size=2, **options)
 
 
 def test_more_stages_than_layers_are_refused_before_a_process_is_started(stand_ins: None) -> None:

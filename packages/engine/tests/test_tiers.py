@@ -32,6 +32,7 @@ from pagewood.kvpool.tiers import (
     TieredIndex,
     WritePolicy,
 )
+from pagewood.kvpool.tiers.torch_pages import device_pages
 from pagewood.radixcache import RadixCache
 from parts import make_queue, make_request
 from scenarios.drawing import random_scenario, with_holds, with_interruptions, with_urgency
@@ -205,7 +206,7 @@ def test_healing_keeps_the_pages_of_lower_tiers_for_all_ranks() -> None:
     layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4)
     memory, other = (KVStorage(layout, 16).memory for _ in range(2))
     config = EngineConfig(host_cache_gb=0.001)
-    caches = TieredCaches(config, memory=memory, page_size=4, fingerprint=b"", by_request=[other])
+    caches = TieredCaches(config, memory=memory, page_size=4, fingerprint=b"", by_request=[device_pages(other)])
     ranks, rows = [PageRange(PageAllocator(16), first=first) for first in (0, 16)], [0, 1]
     kv = DividedKV(
         [KVSpace(make_cache=caches.make, allocator=one, page_size=4, num_rows=2, free_rows=rows) for one in ranks]

@@ -13,6 +13,7 @@ from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.cuda import build as build_cuda
 from pagewood.engine.assembly.cuda import rank as cuda_rank
 from pagewood.engine.assembly.cuda.build import build_on
+from pagewood.engine.core.steps.speculation import SpeculationCounts
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.ranks.group import Group
 from stand_ins import flashinfer_torch
@@ -45,7 +46,14 @@ def answered(
     config: EngineConfig, *, device: RecordingDevice | None = None, vocab_size: int | None = None
 ) -> list[list[int]]:
     """Return what an engine answers, twice; prompts have tokens below `vocab_size`."""
+    return drafted(config, device=device, vocab_size=vocab_size)[0]
+
+
+def drafted(
+    config: EngineConfig, *, device: RecordingDevice | None = None, vocab_size: int | None = None
+) -> tuple[list[list[int]], SpeculationCounts | None]:
+    """Return that, and how many drafts there were."""
     prompts = [[token % (vocab_size or 1000) for token in prompt] for prompt in PROMPTS]
     inbox, outbox = MemoryInbox(), MemoryOutbox()
     engine = build_on(device or RecordingDevice(), flashinfer_torch, config, inbox=inbox, outbox=outbox)
-    return outputs(engine, inbox, outbox, prompts=prompts)
+    return outputs(engine, inbox, outbox, prompts=prompts), engine.counters().speculation

@@ -1242,11 +1242,6 @@ class EngineConfig:
                 f"node_secret_file must be given unless master_addr is a loopback address, got {self.master_addr}: "
                 "give a secret, or trust all who reach that address with insecure_no_node_secret"
             )
-        if self.host_cache_gb is not None and self.device == "cuda":  # lower tiers come with it
-            raise ValueError(
-                f"host_cache_gb must be None with nnodes {self.nnodes} on CUDA, because the ranks on devices copy to "
-                f"memory of one host, got {self.host_cache_gb}"
-            )
 
     def _check_ranks(self) -> None:
         if self.num_threads is not None and self.num_threads < self.ranks_per_node:
@@ -1266,10 +1261,6 @@ class EngineConfig:
         if self.pipeline_parallel_size == 1:
             return
         refused: list[tuple[str, bool, str, object]] = [
-            (
-                "speculative", self.device == "cuda" and self.speculative not in ("off", "ngram"),
-                "off or ngram on CUDA", self.speculative,
-            ),
             ("model_impl", self.model_impl == "transformers", "auto or native", self.model_impl),
             (
                 "num_continuous_decode_steps", self.num_continuous_decode_steps > 1, "1",
@@ -1293,10 +1284,6 @@ class EngineConfig:
             return
         if self.tensor_parallel_size == 1:
             raise ValueError("enable_dp_attention must be False with tensor_parallel_size 1, got True")
-        if self.device == "cuda" and self.speculative != "off":
-            raise ValueError(f"speculative must be off with enable_dp_attention on CUDA, got {self.speculative}")
-        if self.host_cache_gb is not None and self.device == "cuda":  # lower tiers come with it
-            raise ValueError(f"host_cache_gb must be None with enable_dp_attention on CUDA, got {self.host_cache_gb}")
         values: dict[str, object] = {
             "preemption_threshold": self.preemption_threshold,
             "decision_log": self.decision_log,

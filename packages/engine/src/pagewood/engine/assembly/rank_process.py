@@ -152,8 +152,7 @@ def _runner(
     if begin.port is not None:
         from pagewood.engine.assembly.cuda.rank import follower
 
-        runner, weights, adapters = follower(begin, memory, segment, talk, progress)
-        return runner, weights, None, adapters
+        return follower(begin, memory, segment, talk, progress)
 
     from pagewood.engine.assembly.cpu.rank import CPURank
     from pagewood.engine.assembly.cpu.weights import CPUPart

@@ -48,7 +48,8 @@ from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.ranked_pages import HostPart
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 from pagewood.engine.runner.ranks.ranked_weights import RankedWeights
-from pagewood.kvpool.memory import PageMemory
+from pagewood.kvpool.tiers.pages.device import DevicePages
+from pagewood.kvpool.tiers.torch_pages import device_pages
 
 _log = logging.getLogger(__name__)
 
@@ -242,9 +243,9 @@ def _engine(
         joint_prefill_tokens=config.joint_prefill_tokens or max(_BUSY_TOKENS, info.long_step_tokens),
     )
     assert rank.memory is not None
-    memory, beside, by_request = rank.memory, rank.beside, list[PageMemory]()
+    memory, beside, by_request = rank.memory, rank.beside, list[DevicePages]()
     if group is not None and config.enable_dp_attention:
-        by_request = rank.memory_by_request(num_pages // num_pools, group.kv_memory)
+        by_request = [*map(device_pages, rank.memory_by_request(num_pages // num_pools, group.kv_memory))]
     elif group is not None and group.kv_memory:
         memory, beside = rank.joined_memory(num_pages, group.kv_memory, _stages_of_others(place, group.num_here))
     mark = rank.loaded.mark + ("" if place is None else f" in {len(parts.stages)} stages: {_listed(parts.stages)}")

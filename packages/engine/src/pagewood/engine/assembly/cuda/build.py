@@ -183,7 +183,6 @@ def _engine_on(
     progress = progress if ranks is None else ranks.group.progress
     built = build_cuda_runner(device, flashinfer, config, folder, processors=processors, rank=own, progress=progress)
     num_pools = config.tensor_parallel_size if config.enable_dp_attention else 1
-    whole = None if own is None else own.share_pages(config, built.memory, built.page_bytes)
     runner: Runner = built.runner if ranks is None else ranks.runner(built.runner)
     info = EngineInfo(
         model_name=model_name(config.model),
@@ -200,7 +199,11 @@ def _engine_on(
         page_bytes=sum(built.page_bytes) // num_pools,
         rank_places=() if ranks is None else ranks.group.places,
     )
-    make_cache = tiered_cache(config, digest, built.memory, whole=whole)
+    make_cache = (
+        tiered_cache(config, digest, built.memory)
+        if ranks is None
+        else ranks.make_cache(config, digest, built.memory, built.num_pages, built.page_bytes)
+    )
     control = draft_control(config, computes_padding=True)
     if control is not None:
         measure_cost(control, config, info, runner)
@@ -491,6 +494,7 @@ def build_cuda_runner(
         rank=rank, adapters=adapters,
     )  # fmt: skip
     num_pools = config.tensor_parallel_size if config.enable_dp_attention else 1
+    has_verify_graphs = config.pipeline_parallel_size == num_pools == 1
     budget = Budget(
         free_bytes=free_before,
         mem_fraction=config.mem_fraction / (1 if rank is None else rank.num_sharing),
@@ -502,7 +506,7 @@ def build_cuda_runner(
             page_size=config.page_size,
             dtype=dtype,
             longest=longest,
-            width=0 if drafter is None or config.pipeline_parallel_size > 1 else 1 + config.speculative_num_tokens,
+            width=0 if drafter is None or not has_verify_graphs else 1 + config.speculative_num_tokens,
             num_ranks=num_pools,
         ),
         page_bytes=parts.page_bytes,
@@ -660,7 +664,8 @@ class _Parts:
             batch_invariant=config.batch_invariant,
             graph_sizes=graph_sizes,
             drafter=drafter,
-            max_drafts=0 if drafter is None else config.speculative_num_tokens,
+            max_drafts=0 if self.drafter is None else config.speculative_num_tokens,
+            drafts_ahead=self.drafter is not None and self.drafter.drafts_ahead,
             processors=processors,
             groups=self.groups,
             num_drafted_pages=draft_storage.num_pages if draft_storage is not None and self.has_drafts_beside else None,

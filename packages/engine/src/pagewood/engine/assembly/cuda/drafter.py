@@ -87,19 +87,29 @@ def _lacks_kernels(layer: ModelConfig) -> tuple[str, str, object] | None:
     return None
 
 
+def head_of(found: FoundDrafter, folder: Path) -> HeadConfig | None:
+    """Return the head that drafts for the model in `folder`; None: a head does not."""
+    if found.kind != "eagle" or found.folder is None:
+        return None
+    return HeadConfig.from_folder(found.folder, ModelConfig.from_folder(folder))
+
+
 def _layer_of(found: FoundDrafter, folder: Path) -> ModelConfig:
     assert found.folder is not None
-    if found.kind == "draft":
-        return check_draft(found.folder, folder)
-    return HeadConfig.from_folder(found.folder, ModelConfig.from_folder(folder)).layer
+    head = head_of(found, folder)
+    return check_draft(found.folder, folder) if head is None else head.layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedDrafter:
-    """A drafter before it has KV memory: a draft model, a head, or neither for n-grams."""
+    """A drafter before it has KV memory: a draft model, a head, or neither for n-grams and for a head elsewhere."""
 
     model: Decoder[Tensor] | None = None
     head: Head[Tensor] | None = None
+    max_position: int | None = None
+    """The longest sequence for which it drafts; None: no limit."""
+    drafts_ahead: bool = False
+    """Whether it is the head behind the last of several stages, which drafts at the end of a step."""
 
     @classmethod
     def load(
@@ -113,19 +123,22 @@ class LoadedDrafter:
         device: torch.device,
         progress: Progress | None,
     ) -> LoadedDrafter:
-        """Load the drafter for `target`, the model in `folder`; errors as in `load_draft` and `load_head`."""
+        """Load the drafter for `target`, the model in `folder`, or a stage of it; a head is loaded in the last one.
+
+        Errors are those of `load_draft` and `load_head`.
+        """
         if found.folder is None:
             return cls()
+        longest, stage = _layer_of(found, folder).max_position, target.stage
         options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device, "progress": progress}
         if found.kind == "draft":
-            return cls(model=load_draft(found.folder, folder, ops, shard=target.shard, **options))
-        return cls(head=load_head(found.folder, target, ops, **options))
-
-    @property
-    def max_position(self) -> int | None:
-        """The longest sequence for which it drafts; None: no limit."""
-        config = self._config
-        return None if config is None else config.max_position
+            model = load_draft(found.folder, folder, ops, shard=target.shard, **options)
+            return cls(model=model, max_position=longest)
+        return cls(
+            head=load_head(found.folder, target, ops, **options) if stage.is_last else None,
+            max_position=longest,
+            drafts_ahead=not (stage.is_first and stage.is_last),
+        )
 
     def layout(self, target: AnyLayout) -> AnyLayout | None:
         """Return the layout of the drafter's KV, in the pages of `target`; None: it has no KV."""
@@ -142,8 +155,8 @@ class LoadedDrafter:
         max_length: int,
         dtype: str,
         batch_invariant: bool,
-    ) -> Drafter:
-        """Return the drafter, with its KV memory."""
+    ) -> Drafter | None:
+        """Return the drafter, with its KV memory; None: it is a head of another stage."""
         options: dict[str, Any] = {
             "max_rows": max_rows, "max_length": max_length, "dtype": dtype, "batch_invariant": batch_invariant
         }  # fmt: skip
@@ -151,7 +164,7 @@ class LoadedDrafter:
             return DraftModel(self.model, storage, flashinfer, device, **options)
         if self.head is not None and storage is not None:
             return EagleDrafter(self.head, storage, flashinfer, device, **options)
-        return NgramDrafter()
+        return None if self.drafts_ahead else NgramDrafter()
 
     @property
     def _config(self) -> ModelConfig | None:

@@ -19,11 +19,18 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.assembly.adapter_source import AdapterFolders
+from pagewood.engine.assembly.cuda.drafter import drafter_of, head_of
 from pagewood.engine.assembly.cuda.weights import CUDAPart
 from pagewood.engine.assembly.model_weights import ModelWeights
 from pagewood.engine.assembly.ranks.expert_options import expert_change
 from pagewood.engine.assembly.ranks.nodes import gathered
-from pagewood.engine.assembly.tiers.lower_caches import WholePages, check_available, num_images
+from pagewood.engine.assembly.tiers.lower_caches import (
+    WholePages,
+    check_available,
+    followed_pages,
+    num_images,
+    tiered_cache,
+)
 from pagewood.engine.core.loop import Runner, RunnerLostError
 from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.model_folder.folder import model_folder
@@ -31,11 +38,11 @@ from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.expert_division import division_mark
 from pagewood.engine.models.shard import Shard
-from pagewood.engine.models.stage import Stage, stages_of
+from pagewood.engine.models.stage import NO_HEAD, Stage, stages_of
 from pagewood.engine.node_address import Address
 from pagewood.engine.runner.cuda.division import RequestDivision
 from pagewood.engine.runner.cuda.exchange import Exchange, GlooExchange, GroupPlace, NCCLExchange
-from pagewood.engine.runner.cuda.pages_of_ranks import ImageParts, PagesOfRanks, copy_for_rank_0
+from pagewood.engine.runner.cuda.pages_of_ranks import FirstPart, ImageParts
 from pagewood.engine.runner.cuda.rank_store import LOCAL, RankStore, join_store, open_store
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.cuda.stage_relay import Channel, GlooChannel, NCCLChannel, StageRelay
@@ -47,6 +54,7 @@ from pagewood.engine.runner.ranks.messages import Begin, CanMeet, FromRank, Read
 from pagewood.engine.runner.ranks.noted_runner import NotedRunner
 from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.ranked_adapters import FollowedAdapters
+from pagewood.engine.runner.ranks.ranked_pages import FollowedPages, HostPart, PagesElsewhere, RankedPages
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 from pagewood.engine.runner.ranks.ranked_weights import FollowedWeights
 from pagewood.engine.runner.ranks.segment import mapped, segment_bytes
@@ -54,7 +62,9 @@ from pagewood.engine.runner.ranks.stage_memory import StageMemory
 from pagewood.engine.runner.ranks.staged_runner import StagedRunner, StageWatch
 from pagewood.engine.runner.trainer_groups import TrainerGroups
 from pagewood.kvpool.memory import PageMemory
+from pagewood.kvpool.tiers import TieredIndex
 from pagewood.kvpool.tiers.pages.arrays import Bytes
+from pagewood.kvpool.tiers.pages.device import DevicePages
 from pagewood.kvpool.tiers.torch_pages import device_pages, pinned
 
 if TYPE_CHECKING:
@@ -87,9 +97,7 @@ class CUDARank:
     stages: StageMemory | None
     """What stages share; None: there is one."""
     images: int | None
-    """Descriptor of the memory of the host cache; None: there is no such cache."""
-    all_ranks: GroupPlace
-    """Its place among the ranks of all stages, on one host."""
+    """Descriptor of the host cache that it shares with rank 0; None: it shares none."""
     meet: Callable[[], None]
     """Waits until all ranks have their weights; then exchange and relay connect."""
 
@@ -115,32 +123,6 @@ class CUDARank:
         own = StageRunner(runner, watch, close=self.abort)
         return StagedRunner(own, own.learn, watch, self.stages, self.number)
 
-    def share_pages(self, config: EngineConfig, memory: PageMemory, page_bytes: Sequence[int]) -> WholePages | None:
-        """Share the pages of this rank with the others, for a host cache; called when all have their memory.
-
-        Args:
-            config: of the engine.
-            memory: of the pages of this rank.
-            page_bytes: of each rank, bytes of its part of a page.
-
-        Returns:
-            The pages of all ranks, on rank 0; None: this is another rank, or there is no host cache.
-
-        Raises:
-            ValueError: the host has no room for the cache.
-        """
-        if self.images is None:
-            return None
-        parts, own = ImageParts(sizes=page_bytes), device_pages(memory)
-        images = _shared_images(config, self.images, parts.num_bytes, is_pinned=memory.device.type != "cpu")
-        if self.number:
-            copy_for_rank_0(own, images, parts, self.all_ranks)
-            return None
-        ends = self.store.segment.wait_for_end
-        pages = PagesOfRanks(own, memory.layout.num_layers, images, parts, self.all_ranks, end_reason=ends)
-        where = f"{self.shard.count} ranks of a stage, of which this one has {self.stage or 'all layers'}"
-        return WholePages(pages=pages, images=images, layout=f"{memory.layout} on {where}; parts {list(page_bytes)}")
-
     def abort(self) -> None:
         """End what waits for ranks that are lost."""
         for one in (self.exchange, self.relay):
@@ -154,6 +136,48 @@ class CUDARanks:
 
     group: Group
     own: CUDARank
+
+    def make_cache(
+        self,
+        config: EngineConfig,
+        digest: ModelDigest,
+        memory: PageMemory,
+        num_pages: int,
+        page_bytes: Sequence[int],
+    ) -> Callable[[], TieredIndex] | None:
+        """Return what `tiered_cache` does, of the pages of all ranks.
+
+        Args:
+            config: of the engine.
+            digest: of the model.
+            memory: of the pages of rank 0, and of one that its runner has for itself.
+            num_pages: of each rank.
+            page_bytes: of each rank, bytes of its part of a page, or of a page of its own requests.
+
+        Raises:
+            ValueError: the host has no room for the cache.
+        """
+        here, whole, by_request = range(1, self.group.num_here), None, list[DevicePages]()
+        if self.own.images is not None:
+            images, parts = _shared_images(config, self.own.images, page_bytes, memory)
+            own, layout = device_pages(memory), f"{memory.layout}"
+            if parts is None:
+                page = PagesElsewhere(page_bytes[0])
+                by_request = [
+                    RankedPages(page, images, self.group, ranks=here[one : one + 1]) for one in range(len(here))
+                ]
+            else:
+                own = RankedPages(FirstPart(own, parts), images, self.group, ranks=here)
+                stage = self.own.stage or "all layers"
+                layout += (
+                    f" on {self.own.shard.count} ranks of a stage, of which this one has {stage}; "
+                    f"parts {list(parts.sizes)}"
+                )
+            whole = WholePages(pages=own, images=images, layout=layout)
+        part = None if config.nnodes == 1 else _host_part(config, 0, page_bytes, self.group)
+        return tiered_cache(
+            config, digest, memory, whole=whole, part=part, by_request=by_request, pages_of_rank=num_pages
+        )
 
     def runner(self, runner: CUDARunner) -> RankedRunner:
         """Return what gives batches to all ranks, when all of them are ready; `runner` is that of rank 0."""
@@ -248,10 +272,13 @@ def make_rank(
             torch.cuda.device_count(),
         )
     exchange: Exchange | None = None
+    found = drafter_of(config, model_folder(config.model))
     if count > 1:
         among = place(name=f"stage {stage_number}", rank=own, count=count)
+        # Each stage has a draft model of its own, and all must draft the same, whatever connects their devices.
+        in_order = config.batch_invariant or (bool(cuts) and found is not None and found.kind == "draft")
         exchange = (
-            NCCLExchange(among, in_order=config.batch_invariant)
+            NCCLExchange(among, in_order=in_order)
             if is_queued
             else GlooExchange(among, end_reason=segment.wait_for_end)
         )
@@ -266,7 +293,13 @@ def make_rank(
     relay: StageRelay | None = None
     if cuts:
         stage = stages_of(cuts, ModelConfig.from_folder(model_folder(config.model)).num_layers)[stage_number]
-        relay = StageRelay(channel(number - count), channel(number), dtype=getattr(torch, config.dtype))
+        head = None if found is None else head_of(found, model_folder(config.model))
+        relay = StageRelay(
+            channel(number - count),
+            channel(number),
+            dtype=getattr(torch, config.dtype),
+            needs=NO_HEAD if head is None else head.needs,
+        )
 
     def connect() -> None:
         meet()
@@ -286,33 +319,77 @@ def make_rank(
         store=meeting,
         stages=stages,
         images=images,
-        all_ranks=place(name="pages", rank=number, count=config.num_ranks),
         meet=connect,
     )
 
 
-def _shared_images(config: EngineConfig, descriptor: int, page_bytes: int, *, is_pinned: bool) -> Bytes:
-    """Return the host cache of all ranks, `[num_images, page_bytes]`.
+def _shared_images(
+    config: EngineConfig, descriptor: int, page_bytes: Sequence[int], memory: PageMemory
+) -> tuple[Bytes, ImageParts | None]:
+    """Return the host cache of the ranks of rank 0's host, `[num_images, bytes of an image]`.
 
     Args:
         config: with a host cache.
         descriptor: of the memory that they share, which gets its size here.
-        page_bytes: of a page on all ranks.
-        is_pinned: whether a GPU reads and writes it.
+        page_bytes: of each rank, see `CUDARanks.make_cache`.
+        memory: of the pages of this rank.
+
+    Returns:
+        The images, and which part of an image each rank has; None: images are those of pages of one rank.
 
     Raises:
         ValueError: it has no room for a page, or cannot be pinned.
     """
-    num_pages = num_images(config, page_bytes)
-    os.ftruncate(descriptor, num_pages * page_bytes)
-    images = mapped(descriptor).reshape(num_pages, page_bytes)
-    if not is_pinned:
-        return images
+    parts, size, host_bytes = None, page_bytes[0], page_bytes[0]
+    if not config.enable_dp_attention:
+        parts = ImageParts(sizes=page_bytes[: config.ranks_per_node])
+        size, host_bytes = parts.num_bytes, _host_page_bytes(config, page_bytes)
+    num_pages = num_images(config, host_bytes)
+    os.ftruncate(descriptor, num_pages * size)
+    images = mapped(descriptor).reshape(num_pages, size)
+    if memory.device.type == "cpu":
+        return images, parts
     check_available(images.nbytes)
     try:
-        return pinned(images)
+        return pinned(images), parts
     except RuntimeError as error:
         raise ValueError(f"host_cache_gb must be memory that can be pinned for a GPU: {error}") from error
+
+
+def _host_page_bytes(config: EngineConfig, page_bytes: Sequence[int]) -> int:
+    """Return the bytes of a page on the host that has most of it; see `Sizes`."""
+    num = config.ranks_per_node
+    return max(sum(page_bytes[first : first + num]) for first in range(0, config.num_ranks, num))
+
+
+def _host_part(config: EngineConfig, rank: int, page_bytes: Sequence[int], group: Group | None = None) -> HostPart:
+    """Return what a process copies of all pages; rank 0 has the `group`."""
+    return HostPart(
+        rank=rank,
+        has_whole_pages=config.enable_dp_attention,
+        host_page_bytes=_host_page_bytes(config, page_bytes),
+        group=group,
+    )
+
+
+def _followed_pages(
+    config: EngineConfig,
+    rank: CUDARank,
+    memory: PageMemory,
+    page_bytes: Sequence[int],
+    begin: Begin,
+    say: Callable[[FromRank], None],
+) -> FollowedPages | None:
+    """Return the pages of a rank other than 0, which copies them when rank 0 says so; None: there is no host cache."""
+    if config.host_cache_gb is None:
+        return None
+    if rank.images is not None:
+        images, parts = _shared_images(config, rank.images, page_bytes, memory)
+        own = images if parts is None else parts.of(images, rank.number)
+        return FollowedPages(device_pages(memory), own, {}, say)
+    part, mark = _host_part(config, rank.number, page_bytes), f"stages begin at {begin.cuts}" * bool(begin.cuts)
+    digest = ModelDigest(model_folder(config.model))
+    return followed_pages(config, digest, memory, mark=mark, part=part, talk=say)
 
 
 def _has_devices(config: EngineConfig) -> bool:
@@ -353,8 +430,9 @@ def follower(
     segment: Segment,
     say: Callable[[FromRank], None],
     progress: Callable[[str, int, int], None],
-) -> tuple[Runner, FollowedWeights, FollowedAdapters | None]:
-    """Build the runner of a rank other than 0, on its device, and its part of weights that change and of adapters.
+) -> tuple[Runner, FollowedWeights, FollowedPages | None, FollowedAdapters | None]:
+    """Build the runner of a rank other than 0, on its device, and its part of weights that change, of a host cache and
+    of adapters.
 
     Args:
         begin: what rank 0 says of it.
@@ -385,11 +463,11 @@ def follower(
     built = build_cuda.build_cuda_runner(
         device, flashinfer, config, model_folder(config.model), processors=processors, rank=rank, progress=progress
     )
-    rank.share_pages(config, built.memory, built.page_bytes)
+    pages = _followed_pages(config, rank, built.memory, built.page_bytes, begin, say)
     adapters = None
     if built.adapters is not None:
         adapters = FollowedAdapters(AdapterFolders(built.adapters, model_modules(model_folder(config.model))), say)
     part = ModelWeights(
         model_folder(config.model), CUDAPart(device, built, rank=begin.rank), groups=TrainerGroups(device.torch_device)
     )
-    return rank.noted(built.runner), FollowedWeights(part, say), adapters
+    return rank.noted(built.runner), FollowedWeights(part, say), pages, adapters

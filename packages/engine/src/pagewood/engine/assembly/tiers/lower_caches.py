@@ -76,7 +76,7 @@ class Frames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholePages:
-    """The pages of all ranks on devices."""
+    """The pages of all ranks of a host on devices, or of rank 0, if each has those of its own requests."""
 
     pages: DevicePages
     images: Bytes
@@ -107,10 +107,11 @@ class TieredCaches:
             these caches are opened later, and are empty until then.
         states: memory of the states of recurrent layers, by place; None: there are none. Then all ranks are one.
         frames: of pages, if `memory` is that of frames; None: it is that of whole pages.
-        whole: the pages of all ranks on devices, of which `memory` is a part; None: it is that of all ranks.
+        whole: see `WholePages`; None: `memory` is that of all ranks of this host.
         part: what `memory` is of the pages of several hosts; None: there is one host.
-        by_request: the memory of the other ranks of this host, if `memory` has the pages of the requests of rank 0
-            only. These ranks share tiers; each rank of another host has its own.
+        by_request: the pages of the other ranks of this host, if `memory` has those of the requests of rank 0 only.
+            These ranks share tiers; each rank of another host has its own.
+        pages_of_rank: pages of each rank, of those of `memory`, where each has pages of its own; None: all.
 
     Raises:
         ValueError: a budget is less than a page, and a state if there are states, or more than the memory that can be
@@ -130,7 +131,8 @@ class TieredCaches:
         frames: Frames | None = None,
         whole: WholePages | None = None,
         part: HostPart | None = None,
-        by_request: Sequence[PageMemory] = (),
+        by_request: Sequence[DevicePages] = (),
+        pages_of_rank: int | None = None,
     ) -> None:
         assert config.host_cache_gb is not None
         page_bytes, layout = memory.layout.bytes_per_page, repr(memory.layout)
@@ -152,6 +154,7 @@ class TieredCaches:
         num_host_pages = num_images(config, host_page_bytes, num_parts=num_parts)
         if whole is not None:
             host_memory = whole.images
+            assert len(host_memory) == num_host_pages
         else:
             check_available(num_host_pages * page_bytes)
             host_memory = None if memory.device.type == "cpu" else _pinned(num_host_pages, page_bytes)
@@ -188,8 +191,8 @@ class TieredCaches:
                 self._device = ranked = RankedPages(self._device, host.memory, part.group)
                 stores = {name: RankedStore(store, name, ranked) for name, store in stores.items()}
         if by_request or others:
-            pages = [self._device, *map(device_pages, by_request), *(pages for pages, _ in others)]
-            self._device = ChainedPages(pages, num_pages=memory.num_pages)
+            pages = [self._device, *by_request, *(pages for pages, _ in others)]
+            self._device = ChainedPages(pages, num_pages=pages_of_rank or memory.num_pages)
         own = _Lower(host=host, stores=stores)
         self._lower = [own] * (1 + len(by_request)) + [lower for _, lower in others]
         """What each cache is made with; one that has the tiers of the cache before it is made beside that."""
@@ -246,7 +249,7 @@ def _elsewhere(
     found: list[tuple[RankedPages, _Lower]] = []
     for rank in range(group.num_here, group.count):
         images = places_of_images(num_images, page_bytes)
-        pages = RankedPages(PagesElsewhere(page_bytes), images, group, rank=rank)
+        pages = RankedPages(PagesElsewhere(page_bytes), images, group, ranks=range(rank, rank + 1))
         host = HostTier(page_bytes=page_bytes, num_pages=num_images, memory=images)
         found.append((pages, _Lower(host=host, stores={name: StoreElsewhere(name, pages) for name in stores})))
     return found
@@ -321,7 +324,8 @@ def tiered_cache(
     frames: Frames | None = None,
     whole: WholePages | None = None,
     part: HostPart | None = None,
-    by_request: Sequence[PageMemory] = (),
+    by_request: Sequence[DevicePages] = (),
+    pages_of_rank: int | None = None,
 ) -> Callable[[], TieredIndex] | None:
     """Return a function that makes prefix caches over host and disk, or None if the configuration has no host cache.
 
@@ -333,7 +337,7 @@ def tiered_cache(
     identity = _identity(config, digest, mark)
     return TieredCaches(
         config, memory=memory, page_size=config.page_size, fingerprint=identity, states=states, frames=frames,
-        whole=whole, part=part, by_request=by_request,
+        whole=whole, part=part, by_request=by_request, pages_of_rank=pages_of_rank,
     ).make  # fmt: skip
 
 

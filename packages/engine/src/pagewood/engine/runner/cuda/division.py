@@ -3,7 +3,8 @@
 Rows of all ranks lie by rank, those of each padded to those of the rank with most. So a rank's own rows are a slice,
 gathering them is one exchange, and graphs of one size fit all ranks.
 
-Legend: R ranks, T tokens of a step in its order, M tokens that each rank is padded to, K the same of wanted tokens.
+Legend: R ranks, T tokens of a step in its order, M tokens that each rank is padded to, K the same of wanted tokens, G
+grants, S sampled grants.
 """
 
 # pyright: basic
@@ -14,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -46,6 +49,10 @@ class DividedRows:
         first = self.rank * self.num_padded
         return x[first : first + self.num_own]
 
+    def gather_numbers(self, x: Tensor) -> Tensor:
+        """Return the numbers of the rows of all ranks, `[R * padded]`."""
+        return self.gather(x[:, None])[:, 0]
+
     def gather(self, x: Tensor) -> Tensor:
         """Return the rows of all ranks, `[R * padded, n]`."""
         missing = self.num_padded - len(x)
@@ -54,6 +61,59 @@ class DividedRows:
     def sum_own(self, x: Tensor) -> Tensor:
         """Return the sums over ranks of the rows of this rank; `x` are parts of all rows."""
         return self.own(self.exchange.sum_ranks(x))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnSampled:
+    """The sampled grants of this rank in a step, for a head that reads the states of all of its tokens."""
+
+    sampled: Int32
+    """[S'] which of the S sampled grants are its own."""
+    wanted: Int32
+    """[max(S', 1)] the last token of each among its own tokens."""
+    rows: DividedRows
+    """Of the tokens of the step; the wanted ones are one of each sampled grant."""
+
+    def words(self) -> dict[str, Int32]:
+        """Return the arrays by name."""
+        return {"own_sampled": self.sampled, "own_wanted": self.wanted}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnVerified:
+    """What a rank has of a step that verifies."""
+
+    batch: Batch
+    """Its grants with their drafts, at least one; they change no table."""
+    gathered: Int32
+    """[V + Q + P] where the states of verified positions, and of scored and pooled tokens, are among those of all."""
+    rows: DividedRows
+    """Of tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DividedGrants:
+    """Some grants, of which a rank computes its own. A rank without any computes one token that means nothing."""
+
+    own: Int32
+    """[>= 1] which of the G grants are its own; G, if none is."""
+    gathered: Int32
+    """[G] where the wanted token of each is among those of all ranks; each grant has one."""
+    rows: DividedRows
+    """Of their tokens; the wanted ones are one of each grant."""
+
+    def words(self) -> dict[str, Int32]:
+        """Return the arrays by name."""
+        return {"own": self.own, "gathered": self.gathered}
+
+    def of(self, values: Int32, otherwise: int) -> Int32:
+        """Return those of `values` `[G]` that are of own grants, or `otherwise` if none is."""
+        return np.append(values, np.int32(otherwise))[self.own]
+
+
+def of_own(values: Tensor, own: Tensor, otherwise: int) -> Tensor:
+    """Return what `DividedGrants.of` does, on the device."""
+    return torch.cat([values, values.new_full((1,), otherwise)]).index_select(0, own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,6 +135,10 @@ class RequestDivision:
         self.owners[batch.page_rows[is_first]] = batch.page_ids[is_first] // np.int32(self.num_pages)
         return replace(batch, page_ids=batch.page_ids % np.int32(self.num_pages))
 
+    def is_own(self, rows: Int32) -> NDArray[np.bool_]:
+        """Return which `rows` are this rank's."""
+        return self.owners[rows] == self.rank
+
     def most_grants(self, batch: Batch) -> int:
         """Return how many grants the rank with most has."""
         return int(np.bincount(self.owners[batch.rows], minlength=self.count).max())
@@ -88,6 +152,62 @@ class RequestDivision:
             is_long=nothing, scored=batch.scored[:0], pooled=batch.pooled[:0], constrained=nothing, sampled=nothing,
             num_promised=nothing, sampling=batch.sampling.take(nothing),
         )  # fmt: skip
+
+    def grants(self, rows: Int32, counts: Int32) -> DividedGrants:
+        """Return how grants of `rows` `[G]` and of `counts` `[G]` tokens are divided."""
+        owners = self.owners[rows]
+        own = np.flatnonzero(owners == self.rank).astype(np.int32)
+        num_tokens = np.bincount(owners, counts, minlength=self.count).astype(np.int32)
+        gathered, most = self._placed(owners, None)
+        return DividedGrants(
+            own=own if len(own) else np.array([len(rows)], np.int32),
+            gathered=gathered,
+            rows=self.rows(max(1, int(num_tokens[self.rank])), max(1, int(num_tokens.max())), max(1, len(own)), most),
+        )
+
+    def sampled(self, batch: Batch, rows: DividedRows) -> OwnSampled:
+        """Return the sampled grants of this rank in a step whose tokens are divided like `rows`."""
+        owners = self.owners[batch.rows]
+        is_own, of_sampled = owners == self.rank, owners[batch.sampled]
+        sampled = np.flatnonzero(of_sampled == self.rank).astype(np.int32)
+        lasts = np.cumsum(batch.counts * is_own)[batch.sampled[sampled]] - 1
+        counts = np.bincount(of_sampled, minlength=self.count)
+        num_own, most = max(1, len(sampled)), max(1, int(counts.max()))
+        return OwnSampled(
+            sampled=sampled,
+            wanted=lasts.astype(np.int32) if len(sampled) else np.zeros(1, np.int32),
+            rows=self.rows(rows.num_own, rows.num_padded, num_own, most),
+        )
+
+    def verified(self, batch: Batch, tables: TableShape) -> OwnVerified:
+        """Return what this rank has of a step that verifies, as `note` returns it."""
+        owners = self.owners[batch.rows]
+        grants, sampled = (np.flatnonzero(one == self.rank) for one in (owners, owners[batch.sampled]))
+        numbers = np.cumsum(owners == self.rank, dtype=np.int32) - 1
+        nothing = np.empty(0, np.int32)
+        kept = {name: getattr(batch, name) for name in ("scored", "pooled")}
+        kept = {name: one[owners[one[:, 0]] == self.rank] for name, one in kept.items()}
+        kept = {name: np.concatenate([numbers[one[:, :1]], one[:, 1:]], 1) for name, one in kept.items()}
+        is_idle = not len(grants)
+        own = replace(
+            batch, page_rows=nothing, page_columns=nothing, page_ids=nothing, token_rows=nothing,
+            token_positions=nothing, token_ids=nothing, admitted=nothing, is_long=nothing, constrained=nothing,
+            rows=np.array([tables.max_rows], np.int32) if is_idle else batch.rows[grants],
+            starts=np.zeros(1, np.int32) if is_idle else batch.starts[grants],
+            counts=np.ones(1, np.int32) if is_idle else batch.counts[grants],
+            sampled=numbers[batch.sampled[sampled]], num_promised=batch.num_promised[sampled],
+            sampling=batch.sampling.take(sampled), **kept,
+        )  # fmt: skip
+        wanted = [
+            np.repeat(owners[batch.sampled], batch.num_promised),
+            np.repeat(owners[batch.scored[:, 0]], batch.scored[:, 1]),
+            np.repeat(owners[batch.pooled[:, 0]], batch.pooled[:, 2]),
+        ]
+        gathered, most_kept = self._placed(np.concatenate(wanted), None)
+        num_kept = sum(int((one == self.rank).sum()) for one in wanted)
+        most = int(np.bincount(owners, batch.counts, minlength=self.count).max())
+        rows = self.rows(own.num_tokens, most, max(1, num_kept), most_kept)
+        return OwnVerified(batch=own, gathered=gathered, rows=rows)
 
     def arrays(
         self, batch: Batch, tables: TableShape, *, size: int | None = None, num_empty: int = 0

@@ -32,7 +32,8 @@ from pagewood.engine.runner.cuda.attention import (
     Places,
 )
 from pagewood.engine.runner.cuda.device import Device, Event
-from pagewood.engine.runner.cuda.division import DividedRows, RequestDivision
+from pagewood.engine.runner.cuda.division import DividedRows, OwnSampled, RequestDivision
+from pagewood.engine.runner.cuda.drafts.ahead import HeldDrafts
 from pagewood.engine.runner.cuda.drafts.masks import packed_masks
 from pagewood.engine.runner.cuda.drafts.verify import (
     Drafter,
@@ -51,6 +52,7 @@ from pagewood.engine.runner.cuda.drafts.verify import (
 )
 from pagewood.engine.runner.cuda.drafts.verify_arrays import VerifyArrays, VerifyStep, verify_step
 from pagewood.engine.runner.cuda.drafts.verify_graphs import VerifyGraphs, capture_verify_graphs
+from pagewood.engine.runner.cuda.drafts.verify_part import VerifyPart
 from pagewood.engine.runner.cuda.drawing.adjust import RowAdjustments, forbid
 from pagewood.engine.runner.cuda.drawing.report import PendingReport, RowReports
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler, is_broken, marked
@@ -117,15 +119,25 @@ class Expected:
     witness: Tensor | None = None
     """`[4] int64`, see `CUDARunner._witnessed`; it follows the tokens in the memory of the result. None: a model of one
     rank needs none."""
+    ahead: Tensor | None = None
+    """`[S, D] int32`, see `StepResult.ahead`; it comes last in that memory. None: no drafts."""
+
+    @property
+    def more(self) -> list[Tensor]:
+        """What follows the tokens in the memory of the result, as words."""
+        parts = [None if self.witness is None else self.witness.view(torch.int32), self.ahead]
+        return [part.flatten() for part in parts if part is not None]
 
     @property
     def size(self) -> int:
         """Words of all that comes in the memory of the result."""
-        return self.tokens.size + (0 if self.witness is None else WITNESS_WORDS)
+        return self.tokens.size + sum(map(len, self.more))
 
     def result(self, words: Int32) -> StepResult:
         """Return the result in `words`; the device has reached the end of the step."""
-        result = self.tokens.result(words)
+        result = self.tokens.result(words[: self.tokens.size])
+        if self.ahead is not None:
+            result = replace(result, ahead=words[-self.ahead.numel() :].reshape(self.ahead.shape))
         if self.drawn is not None:
             result = replace(result, logprobs=self.drawn.of(self.tokens.places(result)))
         if self.scored is not None:
@@ -219,9 +231,10 @@ class CUDAStepHandle:
             done, expected = self._drawn
             done.synchronize()
             words = read(self._slot.on_host_result, expected.size)
-            self._result = expected.result(words[: expected.tokens.size])
+            self._result = expected.result(words)
             if expected.witness is not None:
-                self.tables, passed = np.split(words[expected.tokens.size :], 2)
+                witness = words[expected.tokens.size :][:WITNESS_WORDS]
+                self.tables, passed = np.split(witness, 2)
                 self.passed = np.array(passed, np.int32).view(np.int64)
             self._settle(self._result)
             self._pool.give_back(self._slot)
@@ -281,9 +294,9 @@ class CUDARunner:
 
     __slots__ = (
         "_adapters", "_adjustments", "_attention", "_device", "_division", "_drafter", "_feature_memory", "_features",
-        "_filters", "_graphs", "_head", "_inexact", "_learned", "_lengths", "_mask_windows", "_model", "_num_launched",
-        "_page_table", "_planned", "_processors", "_ranked", "_relay", "_reports", "_rotations", "_shifts", "_staging",
-        "_storage", "_tables", "_tokens", "_verify_graphs",
+        "_filters", "_graphs", "_head", "_held", "_inexact", "_learned", "_lengths", "_mask_windows", "_max_drafts",
+        "_model", "_num_launched", "_page_table", "_planned", "_processors", "_ranked", "_relay", "_reports",
+        "_rotations", "_shifts", "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
 
     def __init__(
@@ -301,6 +314,7 @@ class CUDARunner:
         graph_sizes: Sequence[int] = (),
         drafter: Drafter | None = None,
         max_drafts: int = 0,
+        drafts_ahead: bool = False,
         processors: Mapping[str, Process] | None = None,
         groups: LayerGroups | None = None,
         num_drafted_pages: int | None = None,
@@ -327,6 +341,8 @@ class CUDARunner:
             graph_sizes: grants of the decode steps to capture; larger steps are computed without a graph.
             drafter: proposes the tokens that steps verify; None: no grant may promise more than one token.
             max_drafts: the most draft tokens of a grant; steps that verify have graphs for this many.
+            drafts_ahead: whether the head of the last stage drafts at the end of a step for the next one of its rows,
+                see `drafts.ahead`; it is then the `drafter` there, and other stages have none.
             processors: functions that requests name to change their logits; None: there are none.
             groups: of the layers, which share `storage`; None: all layers are one group.
             num_drafted_pages: pages of the drafter's memory, if batches announce pages; the runner uses the last one
@@ -378,8 +394,11 @@ class CUDARunner:
             """[places, head_dim] float32 for each rope, the table of `CUDAOps`."""
             self._shifts = None if model.short_length is None else torch.zeros(max_rows + 1, **options)
             """[rows], how far the place of a position is behind it; None: never. Contents written by: launch"""
-            self._drafter = drafter
             self._head = drafter if isinstance(drafter, HeadDrafter) else None
+            self._held = HeldDrafts(max_rows) if drafts_ahead else None
+            """What the last stage has drafted; None: drafts are made in the step that verifies them."""
+            self._drafter = drafter if self._held is None else self._held
+            self._max_drafts = max_drafts
             self._features: Tensor | None = None  # written by: runner
             """[T, E], features of the latest step, for the head."""
             largest = max(graph_sizes, default=0) * (1 + max_drafts) if self._head else 0
@@ -397,7 +416,8 @@ class CUDARunner:
             self._division = division
             self._num_launched = 0  # written by: _launch
             self._learned: deque[tuple[Int32, Int32]] = deque()
-            """Places in the token table, and tokens of the last stage for them, which the next launch writes there."""
+            """Places in the token table, and tokens and drafts of the last stage for them, which the next launch writes
+            there."""
             # contents written by: learn, _with_learned
             self._lengths = torch.ones(max_rows + 1, **options)
             """[rows] known tokens of rows that may be inexact; contents written by: launch"""
@@ -408,17 +428,19 @@ class CUDARunner:
                 layers = cast("Decoder[Tensor]", model).config.paged
                 attention = planned = attention_over(
                     flashinfer, storage, layers, dtype=dtype, max_length=max_length, batch_invariant=batch_invariant,
-                    verifies=drafter is not None, groups=groups,
+                    verifies=self._drafter is not None, groups=groups,
                 )  # fmt: skip
             self._attention: AttentionPlanner = attention
             self._mask_windows = sorted({*attention.mask_windows, *(self._head.mask_windows if self._head else ())})
             self._staging = StagingPool(
-                device, windows=attention.windows, result_size=result_size(max_rows, 1 + max_drafts) + WITNESS_WORDS
+                device,
+                windows=attention.windows,
+                result_size=result_size(max_rows, 1 + max_drafts, ahead=drafts_ahead) + WITNESS_WORDS,
             )
             self._planned: tuple[AnyAttention, Sequence[int], Sequence[int]] | None = None
             """What graphs are captured of; None: there are none."""
             if planned is not None:
-                verifies_in_graphs = drafter is not None and relay is None
+                verifies_in_graphs = drafter is not None and relay is None and division is None
                 self._planned = planned, graph_sizes, (1 + max_drafts,) if verifies_in_graphs else ()
                 self._capture(*self._planned, progress)
 
@@ -483,7 +505,7 @@ class CUDARunner:
             if self._adapters is not None:
                 self._adapters.admit(batch)
             arrays = step_arrays(batch, self._tables, num_empty=num_empty, all_wanted=True)
-            host, step = _upload(slot, arrays)
+            host, step, _ = _upload(slot, arrays)
             states = self._states(host, step, self._update(host, step), slot, is_decode=False)
             logits = self._model.head(states)
         self._device.finish()
@@ -506,15 +528,21 @@ class CUDARunner:
                 self._capture(*self._planned, None)
 
     def learn(self, batch: Batch, result: StepResult) -> None:
-        """Take over the tokens of a step that the last stage has drawn, unless this is the last stage.
+        """Take over the tokens of a step that the last stage has drawn, unless this is the last stage, and its drafts.
 
         The next launch writes them. Called from one thread, while another one may launch steps without these rows.
         """
+        counts = result.counts
+        width = np.int32(self._tables.tokens_per_row)
+        if self._held is not None and result.ahead is not None:
+            is_known = counts > 0
+            rows, ends = batch.rows[batch.sampled], (first_yielded(batch) + counts).astype(np.int32)
+            where, drafts = self._held.hold(rows[is_known], ends[is_known], result.ahead[is_known])
+            self._learned.append((where[:, 0] * width + where[:, 1], drafts))
         if self._relay is None or self._relay.is_last:
             return
         self._clean(batch, result)
-        counts = result.counts
-        places = batch.rows[batch.sampled] * np.int32(self._tables.tokens_per_row) + first_yielded(batch)
+        places = batch.rows[batch.sampled] * width + first_yielded(batch)
         steps = np.arange(len(result.tokens), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
         self._learned.append((np.repeat(places, counts) + steps.astype(np.int32), result.tokens))
 
@@ -572,8 +600,8 @@ class CUDARunner:
         with torch.inference_mode(), self._device.computing():
             expected = draw(masks)
             size = expected.size
-            if expected.witness is not None:
-                slot.result[expected.tokens.size : size].copy_(expected.witness.view(torch.int32))
+            if more := expected.more:
+                slot.result[expected.tokens.size : size].copy_(torch.cat(more))
             return self._device.download(slot.result[:size], slot.on_host_result[:size]), expected
 
     def _settle(self, launch: int, batch: Batch, result: StepResult) -> None:
@@ -594,6 +622,8 @@ class CUDARunner:
         broken = batch.sampled[result.counts == 0]
         if result.vectors is not None:
             broken = np.append(broken, batch.pooled[~np.isfinite(result.vectors).all(axis=1), 0])
+        if self._division is not None:
+            broken = broken[self._division.is_own(batch.rows[broken])]
         ends = -(-(batch.starts + batch.counts)[broken] // self._tables.page_size)
         with torch.inference_mode(), self._device.computing():
             places = [
@@ -622,6 +652,7 @@ class CUDARunner:
         is_decode = batch.num_tokens == num_grants and not len(batch.scored) and not len(batch.pooled)
         sums, rows = None, None
         own = batch if division is None else division.own(batch)
+        extended: OwnSampled | None = None
         if is_decode:
             size = self._graphs.size_for(num_grants if division is None else division.most_grants(batch))
         else:
@@ -632,7 +663,9 @@ class CUDARunner:
                 arrays = step_arrays(batch, self._tables, num_empty=num_empty)
             else:
                 arrays, rows = division.arrays(batch, self._tables, num_empty=num_empty)
-            host, step = _upload(slot, arrays)
+                if self._head is not None:
+                    extended = division.sampled(batch, rows)
+            host, step, extra = _upload(slot, arrays, extended)
             indices = self._update(host, step)
             states = self._states(host, step, indices, slot, is_decode=is_decode, division=rows)
             if not self._is_last:
@@ -642,8 +675,10 @@ class CUDARunner:
             if division is None:
                 arrays = step_arrays(batch, self._tables, num_padding=size - num_grants)
             else:
-                arrays, _ = division.arrays(batch, self._tables, size=size)
-            host, step = _upload(slot, arrays)
+                arrays, rows = division.arrays(batch, self._tables, size=size)
+                if self._head is not None:
+                    extended = division.sampled(batch, rows)
+            host, step, extra = _upload(slot, arrays, extended)
             indices = self._update(host, step)
             graph = self._graphs.of(size)
             arrays, frames = _host_arrays(host, is_decode=True), indices[: len(self._tables.windows)]
@@ -670,9 +705,10 @@ class CUDARunner:
                 target = slot.result[: len(batch.sampled)]
                 drawn = self._sample(batch, step, logits[: len(batch.sampled)], masks, target)
             if self._head is not None:
-                self._extend_plain(host, step, indices, slot, is_decode=is_decode)
+                self._extend_plain(host, step, indices, slot, extended, extra, is_decode=is_decode)
+            ahead = self._draft_ahead(batch, self._rows_of(step), step.drawn_positions + 1, slot)
             tokens = OneEach(size=len(batch.sampled))
-            return Expected(tokens=tokens, drawn=drawn, scored=scored, sums=sums, witness=witness)
+            return Expected(tokens=tokens, drawn=drawn, scored=scored, sums=sums, witness=witness, ahead=ahead)
 
         return draw
 
@@ -732,36 +768,46 @@ class CUDARunner:
         else:
             num_empty = self._verify_graphs.of(shape).num_empty
         verify = verify_step(batch, self._tables, is_inexact=is_inexact, graph=shape, num_empty=num_empty)
-        pinned, on_device = slot.upload(verify.arrays.words())
+        verify = verify if self._held is None else self._held.limited(batch, verify)
+        part = None if self._division is None else self._part(batch, self._division)
+        pinned, on_device = slot.upload(verify.arrays.words() | (part.words() if part else {}))
         host, step = VerifyArrays.of_words(pinned), VerifyArrays.of_words(on_device)
         self._apply_updates(step)
         where = exact_places(step, self._lengths, self._tables.tokens_per_row)
-        indices = self._indices(host, step, where.starts)
+        own_host, own, own_verify, own_where = host, step, verify, where
+        if part is not None:
+            own_host, own = part.of_words(pinned), part.of_words(on_device)
+            own_verify, own_where = part.verify, exact_places(own, self._lengths, self._tables.tokens_per_row)
+        indices = self._indices(own_host, own, own_where.starts)
         stamps = [self._device.stamp()]
         num_drafted = self._draft(batch, verify, step, where, slot)
         told = self._tell(verify, step, where, num_drafted, slot)
         stamps.append(self._device.stamp())
         places = Places(
-            grants=step.token_grants,
-            positions=where.positions,
-            kv_indptr=step.kv_indptr,
+            grants=own.token_grants,
+            positions=own_where.positions,
+            kv_indptr=own.kv_indptr,
             kv_indices=indices[0],
             more_indices=indices[1 : len(self._tables.windows)],
-            last_page_len=step.last_page_len,
-            is_finite=(step.is_draft > 0)[:, None],
+            last_page_len=own.last_page_len,
+            is_finite=(own.is_draft > 0)[:, None],
         )
         masks = packed_masks(
-            where.positions, step.qo_indptr, step.kv_lens, step.mask_offsets, self._mask_windows,
-            num_bytes=num_mask_bytes(verify), rows_per_byte=verify.mask.rows_per_byte,
+            own_where.positions, own.qo_indptr, own.kv_lens, own.mask_offsets, self._mask_windows,
+            num_bytes=num_mask_bytes(own_verify), rows_per_byte=own_verify.mask.rows_per_byte,
         )  # fmt: skip
-        arrays = _host_arrays(host, is_decode=False)
+        arrays, sources = _host_arrays(own_host, is_decode=False), own_where.sources
+        if part is not None:
+            sources = part.rows.gather_numbers(sources)
 
         def rows_of() -> Tensor:
             return step.rows.index_select(0, step.token_grants.index_select(0, step.first_tokens))
 
         if shape is None:
             planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
-            states = self._last_states(where.sources, where.positions, planned, _wanted(step))
+            wanted, rows = (_wanted(step), None) if part is None else (part.wanted(own), part.rows)
+            states = self._last_states(sources, own_where.positions, planned, wanted, rows)
+            states = states if part is None else states.index_select(0, on_device["gathered"])
             if not self._is_last:
                 return self._drawn_elsewhere(batch, self._witnessed(rows_of, where.sources)), told
             logits, sums = self._logits(states, batch, step)
@@ -776,25 +822,43 @@ class CUDARunner:
         def draw(allowed: Int32 | None) -> Expected:
             last, rows, drawn = step.wanted, where.positions[:0].long(), None
             if len(batch.sampled):
-                own = logits[: len(step.wanted)]
+                verified = logits[: len(step.wanted)]
                 last, rows, drawn = self._accept(
-                    batch, verify, step, where, num_drafted, own, allowed, told, slot.result
+                    batch, verify, step, where, num_drafted, verified, allowed, told, slot.result
                 )
             stamps.append(self._device.stamp())
             if self._head is not None:
                 assert self._features is not None
-                following = self._tokens.index_select(0, where.sources + 1)
+                following = self._tokens.index_select(0, sources + 1)
+                own_rows, division = rows, None
+                if part is not None:
+                    division = part.extended.rows
+                    last, own_rows = part.last(own, last - step.first_tokens, rows, on_device)
                 self._head.extend(
                     Extension(
                         host=arrays, places=self._drafted(places, indices), masks=masks, tokens=following,
-                        features=self._features, wanted=last, rows=rows, slot=slot,
+                        features=self._features, wanted=last, rows=own_rows, slot=slot, division=division,
                     )
                 )  # fmt: skip
+            ahead = self._draft_ahead(batch, rows, self._lengths.index_select(0, rows), slot)
             stamps.append(self._device.stamp())
             tokens = Yielded(promised=batch.num_promised, stamps=stamps)
-            return Expected(tokens=tokens, drawn=drawn, scored=scored, sums=sums, witness=witness)
+            return Expected(tokens=tokens, drawn=drawn, scored=scored, sums=sums, witness=witness, ahead=ahead)
 
         return draw, told
+
+    def _part(self, batch: Batch, division: RequestDivision) -> VerifyPart:
+        """Return this rank's part of a step that verifies."""
+        own = division.verified(batch, self._tables)
+        num_empty = self._attention.num_empty_grants(own.batch.num_tokens, len(own.batch.rows))
+        is_inexact = self._inexact.of(own.batch)
+        return VerifyPart(
+            verify=verify_step(own.batch, self._tables, is_inexact=is_inexact, num_empty=num_empty),
+            num_verified=int(own.batch.num_promised.sum()),
+            gathered=own.gathered,
+            rows=own.rows,
+            extended=division.sampled(batch, own.rows),
+        )
 
     def _report_prompts(self, batch: Batch, scored: Tensor, sources: Tensor, logits: Tensor) -> PendingReport | None:
         """Queue the reports of prompt tokens, whose `logits` are the last ones."""
@@ -818,9 +882,7 @@ class CUDARunner:
         drafts, found = self._drafter.draft(
             DraftRequest(
                 tokens=self._tokens.view(-1, self._tables.tokens_per_row),
-                page_table=self._page_table[-self._tables.pages_per_group :]
-                if self._tables.has_pages
-                else self._page_table,
+                page_table=self._drafted_pages,
                 rows=step.rows.index_select(0, step.token_grants.index_select(0, firsts)),
                 lengths=where.positions.index_select(0, firsts) + 1,
                 num_drafts=verify.width - 1,
@@ -831,11 +893,50 @@ class CUDARunner:
                 sampling=batch.sampling.take(drafting),
                 tables=self._tables,
                 slot=slot,
+                division=self._division,
             )
         )
         places = where.sources.index_select(0, step.draft_tokens).long()
         self._tokens.index_copy_(0, places, drafts.flatten().index_select(0, step.draft_cells))
         return num_drafted.index_copy_(0, step.drafting.long(), torch.minimum(found, step.most_drafts))
+
+    @property
+    def _drafted_pages(self) -> Tensor:
+        """The page table of the drafter."""
+        return self._page_table[-self._tables.pages_per_group :] if self._tables.has_pages else self._page_table
+
+    def _draft_ahead(self, batch: Batch, rows: Tensor, lengths: Tensor, slot: StagingSlot) -> Tensor | None:
+        """Queue drafts for the next step of the sampled grants; see `StepResult.ahead`.
+
+        Args:
+            batch: of the step, whose tokens are in the table.
+            rows: `[S]`, of the sampled grants.
+            lengths: `[S] int32`, known tokens of these rows now.
+            slot: of the step.
+        """
+        if self._held is None or self._head is None or not batch.is_followed or not len(batch.sampled):
+            return None
+        tables, ends = self._tables, (batch.starts + batch.counts)[batch.sampled]
+        drafts, found = self._head.draft(
+            DraftRequest(
+                tokens=self._tokens.view(-1, tables.tokens_per_row),
+                page_table=self._drafted_pages,
+                rows=rows.int(),
+                lengths=lengths,
+                num_drafts=self._max_drafts,
+                longest=int(ends.max()) + 1 + self._max_drafts,
+                host_rows=batch.rows[batch.sampled],
+                host_starts=ends,
+                kv_lens=ends + -ends % np.int32(tables.page_size),
+                sampling=batch.sampling,
+                tables=tables,
+                slot=slot,
+                spare_page=self._storage.num_pages - 1,
+            )
+        )
+        most = torch.minimum(found, tables.tokens_per_row - lengths)
+        steps = torch.arange(self._max_drafts, dtype=torch.int32, device=drafts.device)
+        return torch.where(steps < most[:, None], drafts, -1)
 
     def _tell(
         self,
@@ -942,12 +1043,17 @@ class CUDARunner:
         step: StepArrays[Tensor],
         indices: tuple[Tensor, ...],
         slot: StagingSlot,
+        extended: OwnSampled | None,
+        extra: Mapping[str, Tensor],
         *,
         is_decode: bool,
     ) -> None:
-        """Queue the head's part of a step without drafts."""
+        """Queue the head's part of a step without drafts; `extended` and its arrays are this rank's part of it."""
         assert self._head is not None
         assert self._features is not None
+        wanted, rows = step.wanted, self._rows_of(step)
+        if extended is not None:
+            wanted, rows = extra["own_wanted"], rows.index_select(0, extra["own_sampled"])
         self._head.extend(
             Extension(
                 host=_host_arrays(host, is_decode=is_decode),
@@ -955,9 +1061,10 @@ class CUDARunner:
                 masks=None,
                 tokens=self._tokens.index_select(0, step.sources + 1),
                 features=self._features,
-                wanted=step.wanted,
-                rows=step.targets.view(torch.int64) // self._tables.tokens_per_row,
+                wanted=wanted,
+                rows=rows,
                 slot=slot,
+                division=None if extended is None else extended.rows,
             )
         )
 
@@ -1090,9 +1197,12 @@ def first_yielded(batch: Batch) -> Int32:
     return (batch.starts + batch.counts)[batch.sampled] - batch.num_promised + 1
 
 
-def _upload(slot: StagingSlot, arrays: StepArrays[Int32]) -> tuple[StepArrays[Tensor], StepArrays[Tensor]]:
-    pinned, on_device = slot.upload(arrays.words())
-    return StepArrays.of_words(pinned), StepArrays.of_words(on_device)
+def _upload(
+    slot: StagingSlot, arrays: StepArrays[Int32], more: OwnSampled | None = None
+) -> tuple[StepArrays[Tensor], StepArrays[Tensor], Mapping[str, Tensor]]:
+    """Queue the copy of the arrays of a step; return them in pinned memory and on the device, and all of the latter."""
+    pinned, on_device = slot.upload(arrays.words() | ({} if more is None else more.words()))
+    return StepArrays.of_words(pinned), StepArrays.of_words(on_device), on_device
 
 
 def _wanted(step: StepArrays[Tensor] | VerifyArrays[Tensor]) -> Tensor:

@@ -132,12 +132,20 @@ class StageRelay:
         incoming: from the stage before; None: this is the first one.
         outgoing: to the next stage; None: this is the last one.
         dtype: of all values.
+        needs: of a head behind the last stage.
     """
 
     __slots__ = ("_dtype", "_in_graph", "_incoming", "_num_received", "_num_sent", "_outgoing", "_received", "_sent",
-                 "_sums")  # fmt: skip
+                 "_sums", "needs")  # fmt: skip
 
-    def __init__(self, incoming: Channel | None, outgoing: Channel | None, *, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        incoming: Channel | None,
+        outgoing: Channel | None,
+        *,
+        dtype: torch.dtype,
+        needs: HeadNeeds = NO_HEAD,
+    ) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
         self._dtype = dtype
@@ -151,11 +159,8 @@ class StageRelay:
         self._sums: Tensor | None = None
         """[2] int64, sums of the bits of what was sent and of what was received since `take_sums`."""
         # written by: _witness, take_sums
-
-    @property
-    def needs(self) -> HeadNeeds:
-        """Nothing: no head drafts behind stages on devices."""
-        return NO_HEAD
+        self.needs = needs
+        """What a drafting head behind the last stage reads of the model."""
 
     @property
     def is_last(self) -> bool:

@@ -114,8 +114,8 @@ class StepArrays(Generic[X]):
 
     @classmethod
     def of_words(cls, words: Mapping[str, X]) -> StepArrays[X]:
-        """Return the `StepArrays` whose `words` are given."""
-        return cls(**words)
+        """Return the `StepArrays` whose words are among `words`."""
+        return cls(**{field.name: words[field.name] for field in fields(cls)})
 
 
 def step_arrays(

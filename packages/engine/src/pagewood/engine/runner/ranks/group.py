@@ -249,24 +249,24 @@ class Group:
             except OSError as error:
                 self._lose(self.num_here, error)
 
-    def move_pages(self, message: MovePages, own: Callable[[], None], *, rank: int | None = None) -> list[PagesMoved]:
-        """Let ranks of other hosts copy pages while `own` does so here; return their answers in order. Thread-safe.
+    def move_pages(self, message: MovePages, own: Callable[[], None], *, ranks: range) -> list[PagesMoved]:
+        """Let ranks copy pages while `own` does so here; return their answers in order. Thread-safe.
 
         Args:
             message: what to copy.
             own: what this process does meanwhile.
-            rank: the only one that copies; None: all of other hosts.
+            ranks: which copy.
 
         Raises:
             RunnerLostError: the group has ended.
         """
-        ranks = range(self.num_here, self.count) if rank is None else (rank,)
         awaited = [(one, message.number) for one in ranks]
         with self._pulse.awaiting():
-            if rank is None:
+            if ranks == range(self.num_here, self.count):
                 self._tell_hosts(message)
             else:
-                self.tell(rank, message)
+                for rank in ranks:
+                    self.tell(rank, message)
             try:
                 own()
             finally:  # no rank uses the pages afterwards

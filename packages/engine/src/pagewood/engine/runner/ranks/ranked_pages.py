@@ -1,4 +1,7 @@
-"""Pages of ranks on several hosts, in tiers: each host keeps what its ranks have, and rank 0 says what is copied."""
+"""Pages of ranks in tiers, where rank 0 cannot copy them itself: it says what is copied, and each rank copies.
+
+They are those of other hosts, each of which keeps what its ranks have, and those of other devices of this host.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _NUM_WORKERS = 5
 
 
 class MovingGroup(Protocol):
-    """The group of a model, as rank 0 uses it to copy pages of other hosts; see `Group`."""
+    """The group of a model, as rank 0 uses it to copy pages of other ranks; see `Group`."""
 
     @property
     def num_here(self) -> int:
@@ -37,8 +40,8 @@ class MovingGroup(Protocol):
         """All ranks."""
         ...
 
-    def move_pages(self, message: MovePages, own: Callable[[], None], *, rank: int | None = None) -> list[PagesMoved]:
-        """Copy on all hosts, or on that of one rank."""
+    def move_pages(self, message: MovePages, own: Callable[[], None], *, ranks: range) -> list[PagesMoved]:
+        """Copy here and on other ranks."""
         ...
 
 
@@ -57,29 +60,29 @@ class HostPart:
 
 
 class RankedPages:
-    """The KV memory of all hosts, or of a rank of another one, as rank 0 uses it; satisfies `DevicePages`. Thread-safe.
+    """The KV memory of several ranks, or of another one, as rank 0 uses it; satisfies `DevicePages`. Thread-safe.
 
     Invariant: a copy ends when all ranks that take part have ended it, so nothing uses its pages and images afterwards.
-    It raises OSError if a rank of another host could not copy, and RunnerLostError if a rank is lost.
+    It raises OSError if another rank could not copy, and RunnerLostError if a rank is lost.
 
     Args:
-        own: the pages of this host.
-        images: `[n, image]`, the host cache of rank 0; each rank of another host has as many, of its own part. Or
-            `places_of_images` for that of one rank.
+        own: what this process copies meanwhile.
+        images: `[n, image]`, the host cache of rank 0; each rank of another host has as many, of its own part, and
+            those of this host have the same ones. Or `places_of_images` for that of one rank.
         group: all ranks.
-        rank: the only one that copies, on another host; None: all of them.
+        ranks: which copy; None: all of other hosts.
     """
 
-    __slots__ = ("_group", "_images", "_numbers", "_own", "_rank", "page_bytes")
+    __slots__ = ("_group", "_images", "_numbers", "_own", "_ranks", "page_bytes")
 
-    def __init__(self, own: DevicePages, images: Bytes, group: MovingGroup, *, rank: int | None = None) -> None:
+    def __init__(self, own: DevicePages, images: Bytes, group: MovingGroup, *, ranks: range | None = None) -> None:
         self._own = own
         self._images = images
         self._group = group
-        self._rank = rank
+        self._ranks = range(group.num_here, group.count) if ranks is None else ranks
         self._numbers = count()
         self.page_bytes = own.page_bytes
-        """Bytes of a page on this host."""
+        """Bytes of a page on this host, or of an image where its ranks have the same ones."""
 
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
         """Copy pages out."""
@@ -98,6 +101,8 @@ class RankedPages:
     ) -> list[PagesMoved]:
         """Copy images to or from a store of each host, or ask it for pages; return the answers of other hosts.
 
+        All `ranks` are on other hosts.
+
         Args:
             own: does so on this host.
             store: which one.
@@ -113,8 +118,8 @@ class RankedPages:
         return self._move(message, own)
 
     def _move(self, message: MovePages, own: Callable[[], None]) -> list[PagesMoved]:
-        answers = self._group.move_pages(message, own, rank=self._rank)
-        for rank, one in enumerate(answers, self._group.num_here if self._rank is None else self._rank):
+        answers = self._group.move_pages(message, own, ranks=self._ranks)
+        for rank, one in zip(self._ranks, answers, strict=True):
             if one.error is not None:
                 raise OSError(f"rank {rank} could not copy {len(message.slots)} pages: {one.error}")
         return answers
@@ -160,10 +165,10 @@ class RankedStore:
 
 
 class PagesElsewhere:
-    """The own part of a copy that another host makes: nothing; satisfies `DevicePages`.
+    """The own part of a copy that another rank makes: nothing; satisfies `DevicePages`.
 
     Args:
-        page_bytes: of a page there.
+        page_bytes: of a page of that rank.
     """
 
     __slots__ = ("page_bytes",)
@@ -219,12 +224,12 @@ class StoreElsewhere:
 
 
 class FollowedPages:
-    """The pages of a rank on another host than rank 0's.
+    """The pages of a rank that rank 0 cannot copy itself.
 
     Args:
         own: its KV memory.
-        images: `[n, image]`, its host cache.
-        stores: below it.
+        images: `[n, image]`, its host cache, or its part of that of its host.
+        stores: below it; nothing on the host of rank 0.
         talk: sends messages to rank 0, from any thread.
     """
 

@@ -181,7 +181,7 @@ def add_model_options(page: Page) -> None:
         help="stages of layers that are computed one after the other (default: 1)",
         more="Each has --tensor-parallel-size processes of its own, and computes other requests at the same time. "
         "For models that do not fit one memory node or device; with --nnodes, stages may be on different hosts. Not "
-        "with a decision log, or on CUDA with drafts other than ngram.",
+        "with a decision log.",
     )
     model.add(
         "--expert-parallel",

@@ -29,6 +29,7 @@ from pagewood.engine.runner.cuda.attention import (
     offsets_of,
 )
 from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.division import of_own
 from pagewood.engine.runner.cuda.drafts.masks import MaskShape, packed_masks
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest, Extension
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler
@@ -120,37 +121,58 @@ class EagleDrafter:
         else:
             planned = self._attention.plan_verify(extension.host, extension.places, extension.masks, later.plans)
         rotations = [(extension.places.positions, table) for table in self._rotations]
-        hidden = self._head.advance(extension.tokens, extension.features, rotations, planned, extension.wanted)
-        if len(extension.rows):
-            self._states.index_copy_(0, extension.rows, hidden.to(self._states.dtype))
+        hidden = self._head.advance(
+            extension.tokens, extension.features, rotations, planned, extension.wanted, division=extension.division
+        )
+        if num := len(extension.rows):
+            self._states.index_copy_(0, extension.rows, hidden[:num].to(self._states.dtype))
 
     def draft(self, request: DraftRequest) -> tuple[Tensor, Tensor]:
         """Return drafts; see `Drafter`."""
-        tables, kv_lens = request.tables, request.kv_lens
-        pages = PageArrays.of(kv_lens, page_size=self._attention.layout.page_size)
+        tables, page_size = request.tables, self._attention.layout.page_size
+        num_spare = 0 if request.spare_page is None else page_size
+        divided, rows = None, request.host_rows
+        all_lens = kv_lens = request.kv_lens + np.int32(num_spare)
+        if request.division is not None:
+            divided = request.division.grants(rows, np.ones_like(rows))
+            rows, kv_lens = divided.of(rows, tables.max_rows), divided.of(kv_lens, 1)
+        pages = PageArrays.of(kv_lens, page_size=page_size)
         ones = np.ones_like(kv_lens)
         shape, sampling = MaskShape.of(ones, kv_lens), request.sampling
         words: dict[str, Int32] = {
             "kv_indptr": pages.kv_indptr,
-            "page_shifts": request.host_rows * np.int32(tables.pages_per_row) - pages.kv_indptr[:-1],
+            "page_shifts": rows * np.int32(tables.pages_per_row) - pages.kv_indptr[:-1],
             "last_page_len": pages.last_page_len,
             "kv_lens": kv_lens,
+            "all_lens": all_lens,
+            "last": np.minimum(kv_lens, np.int32(tables.tokens_per_row)) - 1,
             "qo_indptr": offsets_of(ones),
             "mask_offsets": shape.offsets,
             "sampling": sampling.flat(),
+            **({} if divided is None else divided.words()),
         }
         first, _ = request.slot.drafting(self._device, windows=self.windows)
         host, step = first.upload(words)
         indices = request.pages_of(step["kv_indptr"], step["page_shifts"], int(pages.kv_indptr[-1]))
-        lengths = request.lengths
+        if request.spare_page is not None:
+            indices.index_fill_(0, step["kv_indptr"][1:].long() - 1, request.spare_page)
+        lengths = own_lengths = request.lengths
+        own_rows, division = request.rows, None
+        if divided is not None:
+            division = divided.rows
+            own_lengths = of_own(lengths, step["own"], 1)
+            own_rows = of_own(own_rows, step["own"], tables.max_rows)
         every = torch.arange(len(kv_lens), dtype=torch.int32, device=lengths.device)
-        hidden = self._states.index_select(0, request.rows)
-        logits = self._head.logits(hidden)
+        hidden = self._states.index_select(0, own_rows)
+        logits = self._head.logits(hidden, division=division)
         drafts: list[Tensor] = []
         for depth in range(request.num_drafts):
             if depth > 0:
                 # A row with fewer drafts computes its last slot repeatedly; that draft is not used.
-                positions = torch.minimum(lengths - 2 + depth, step["kv_lens"] - 1)
+                positions = torch.minimum(own_lengths - 2 + depth, step["last"])
+                tokens = drafts[-1]
+                if division is not None:
+                    tokens = division.gather_numbers(of_own(tokens, step["own"], 0))
                 where = Places(
                     grants=every, positions=positions, kv_indptr=step["kv_indptr"], kv_indices=indices,
                     last_page_len=step["last_page_len"],
@@ -168,12 +190,15 @@ class EagleDrafter:
                     planned = self._attention.plan_verify(arrays, where, masks, first.plans)
                 else:
                     planned = self._attention.replan_masks(where, masks)
-                logits, hidden = self._head(
-                    drafts[-1], hidden, [(positions, table) for table in self._rotations], planned, every
-                )
+                rotations = [(positions, table) for table in self._rotations]
+                logits, hidden = self._head(tokens, hidden, rotations, planned, every, division=division)
+            if divided is not None:
+                logits = logits.index_select(0, step["gathered"])
             sampler = Sampler.of(sampling, step["sampling"], lengths + depth)
             drafts.append(sampler.tokens(self._filters, self._spread(logits))[0].int())
-        return torch.stack(drafts, 1), torch.full_like(request.rows, request.num_drafts)
+        # The first draft needs no slot, and the second one that of the last known token.
+        room = step["all_lens"] - num_spare + 2 - lengths
+        return torch.stack(drafts, 1), room.clamp_(0, request.num_drafts)
 
     def _spread(self, logits: Tensor) -> Tensor:
         """Return logits over the target's vocabulary, so that a token is drawn with noise of its own."""

@@ -31,6 +31,7 @@ from pagewood.engine.runner.cuda.attention import (
     offsets_of,
 )
 from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.division import DividedGrants, of_own
 from pagewood.engine.runner.cuda.drafts.masks import MaskShape, packed_masks
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler
@@ -118,7 +119,13 @@ class DraftModel:
         """Return drafts; see `Drafter`."""
         tables, layout = request.tables, self._attention.layout
         lags, counts = self._spans(request)
-        kv_lens = request.kv_lens
+        is_late = (lags > self._max_rebuilt).astype(np.int32)
+        kv_lens, rows = request.kv_lens, request.host_rows
+        divided: list[DividedGrants] = []  # of the first pass, and of later ones
+        if request.division is not None:
+            divided = [request.division.grants(rows, one) for one in (counts, np.ones_like(counts))]
+            of = divided[0].of
+            lags, counts, kv_lens, rows = of(lags, 1), of(counts, 1), of(kv_lens, 1), of(rows, tables.max_rows)
         pages = PageArrays.of(kv_lens, page_size=layout.page_size)
         offsets = offsets_of(counts)
         ones = np.ones_like(counts)
@@ -130,9 +137,9 @@ class DraftModel:
             "grants": grants,
             "offsets": np.arange(offsets[-1], dtype=np.int32) - offsets[:-1][grants],
             "ends": offsets[1:] - 1,
-            "is_late": (lags > self._max_rebuilt).astype(np.int32),
+            "is_late": is_late,
             "kv_indptr": pages.kv_indptr,
-            "page_shifts": request.host_rows * np.int32(tables.pages_per_row) - pages.kv_indptr[:-1],
+            "page_shifts": rows * np.int32(tables.pages_per_row) - pages.kv_indptr[:-1],
             "last_page_len": pages.last_page_len,
             "kv_lens": kv_lens,
             "qo_indptr": offsets,
@@ -140,14 +147,19 @@ class DraftModel:
             "mask_offsets": masks[0].offsets,
             "mask_offsets_1": masks[1].offsets,
             "sampling": sampling.flat(),
+            **(divided[0].words() if divided else {}),
         }
         first, later = request.slot.drafting(self._device, windows=self.windows)
         host, step = first.upload(words)
         indices = request.pages_of(step["kv_indptr"], step["page_shifts"], int(pages.kv_indptr[-1]))
-        lengths = request.lengths
-        begins = lengths - step["lags"]
+        lengths = own_lengths = request.lengths
+        own_rows = request.rows
+        if divided:
+            own_lengths = of_own(lengths, step["own"], 1)
+            own_rows = of_own(own_rows, step["own"], tables.max_rows)
+        begins = own_lengths - step["lags"]
         positions = (begins.index_select(0, step["grants"]) + step["offsets"]).clamp_(min=0)
-        sources = request.rows.index_select(0, step["grants"]) * tables.tokens_per_row + positions
+        sources = own_rows.index_select(0, step["grants"]) * tables.tokens_per_row + positions
         tokens = request.tokens.view(-1).index_select(0, sources)
         every = torch.arange(len(counts), dtype=torch.int32, device=lengths.device)
         drafts: list[Tensor] = []
@@ -156,8 +168,8 @@ class DraftModel:
             suffix = "" if is_first else "_1"
             if not is_first:
                 # A row with fewer drafts computes its last slot repeatedly; that draft is not used.
-                positions = torch.minimum(lengths - 1 + depth, step["kv_lens"] - 1)
-                tokens = drafts[-1]
+                positions = torch.minimum(own_lengths - 1 + depth, step["kv_lens"] - 1)
+                tokens = of_own(drafts[-1], step["own"], 0) if divided else drafts[-1]
             where = Places(
                 grants=step["grants"] if is_first else every,
                 positions=positions,
@@ -180,7 +192,12 @@ class DraftModel:
             else:
                 planned = self._attention.replan_masks(where, packed)
             wanted = step["ends"] if is_first else every
-            logits = self._model(tokens, [(positions, table) for table in self._rotations], planned, wanted)
+            rotations, division = [(positions, table) for table in self._rotations], None
+            if divided:
+                division = divided[min(depth, 1)].rows
+                tokens = division.gather_numbers(tokens)
+            states, _ = self._model.states(tokens, rotations, planned, wanted, division=division)
+            logits = self._model.head(states.index_select(0, step["gathered"]) if divided else states)
             sampler = Sampler.of(sampling, step["sampling"], lengths + depth)
             drafts.append(sampler.tokens(self._filters, logits)[0].int())
         found = torch.where(step["is_late"] > 0, 0, request.num_drafts)

@@ -25,6 +25,7 @@ from pagewood.engine.core.messages.result import EXCLUDED, StepResult
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.runner.cuda.attention import HostArrays, Places
 from pagewood.engine.runner.cuda.device import Event, Stamp
+from pagewood.engine.runner.cuda.division import DividedRows, RequestDivision
 from pagewood.engine.runner.cuda.drafts.masks import Masks
 from pagewood.engine.runner.cuda.drafts.verify_arrays import VerifyArrays, VerifyStep
 from pagewood.engine.runner.cuda.staging import StagingSlot
@@ -59,6 +60,11 @@ class DraftRequest:
     """Shape of the tables."""
     slot: StagingSlot
     """Pinned memory of the step."""
+    division: RequestDivision | None = None
+    """Of the rows among ranks, each of which has the KV of its own; None: this rank has all."""
+    spare_page: int | None = None
+    """Page for the KV of positions behind `kv_lens`, which are then those of whole pages; drafts that need such
+    positions are not used. None: no row has more drafts than positions."""
 
     def pages_of(self, kv_indptr: Tensor, page_shifts: Tensor, num_pages: int) -> Tensor:
         """Return the page ids of rows, `[num_pages] int32`; the arguments are those of `StepArrays`."""
@@ -118,6 +124,9 @@ class Extension:
     """[S] int64, rows of the sampled grants."""
     slot: StagingSlot
     """Pinned memory of the step."""
+    division: DividedRows | None = None
+    """Of the tokens among ranks: `tokens` are then those of all, and everything else is of this one. None: this rank
+    has all."""
 
 
 class Drafter(Protocol):
@@ -185,8 +194,9 @@ class InexactRows:
 
     def __init__(self, num_rows: int, *, num_in_flight: int | None = None) -> None:
         self._num_in_flight = num_in_flight
-        self._latest = np.zeros(num_rows, np.int64)  # contents written by: InexactRows
-        """[R], number of the latest launch that made each row inexact; 0: the row is exact."""
+        self._latest = np.zeros(num_rows + 1, np.int64)  # contents written by: InexactRows
+        """[R + 1], number of the latest launch that made each row inexact; 0: the row is exact, as the
+        last one is, which belongs to no request."""
         self._num_launched = 0  # written by: mark
 
     def admit(self, batch: Batch) -> None:
@@ -303,9 +313,9 @@ class Yielded:
         )
 
 
-def result_size(max_rows: int, width: int) -> int:
-    """Return the words of the largest result of a step that verifies."""
-    return max_rows * (width + 2)
+def result_size(max_rows: int, width: int, *, ahead: bool) -> int:
+    """Return the words of the largest result of a step that verifies, with as many drafts `ahead` if there are any."""
+    return max_rows * (width + 2 + (width - 1) * ahead)
 
 
 def num_mask_bytes(step: VerifyStep) -> int:

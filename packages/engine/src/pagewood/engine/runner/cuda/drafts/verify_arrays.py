@@ -95,9 +95,9 @@ class VerifyArrays(Generic[X]):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
-    def of_words(cls, words: Mapping[str, X]) -> VerifyArrays[X]:
-        """Return the `VerifyArrays` whose `words` are given."""
-        return cls(**words)
+    def of_words(cls, words: Mapping[str, X], *, mark: str = "") -> VerifyArrays[X]:
+        """Return the `VerifyArrays` whose `words` are given, under names behind a `mark`."""
+        return cls(**{field.name: words[mark + field.name] for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
