@@ -60,8 +60,8 @@ class Sizes:
     def numbers(self, name: str, rows: int, columns: int, *, order: RowOrder | None = None) -> Tensor:
         return self._sized(rows if order is None else len(order), columns)
 
-    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
-        return self._sized(rows, *columns)
+    def exact(self, name: str, rows: int, *columns: int, order: RowOrder | None = None) -> Tensor:
+        return self._sized(rows if order is None else len(order), *columns)
 
 
 def megabytes(config: ModelConfig, shard: Shard) -> tuple[float, float]:

@@ -38,8 +38,8 @@ def use_stand_ins(monkeypatch: pytest.MonkeyPatch, *, fault: str = "") -> None:
 
 def small(folder: Path, **options: Any) -> EngineConfig:
     """Return the configuration of a small engine, in float32, which FlashInfer itself would refuse."""
-    whole: dict[str, Any] = {"device": "cuda", "dtype": "float32", **SMALL, **options}
-    return EngineConfig(model=str(folder), **whole)
+    whole: dict[str, Any] = {"model": str(folder), "device": "cuda", "dtype": "float32", **SMALL}
+    return EngineConfig(**{**whole, **options})
 
 
 def answered(

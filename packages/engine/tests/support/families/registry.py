@@ -64,4 +64,4 @@ VARIANTS = (
 )  # fmt: skip
 """Cases that differ little from another one; their tests are slow ones."""
 DIVIDED = {name: case for name, case in CASES.items() if name not in RECURRENT}
-"""Cases that ranks can compute together."""
+"""Cases that ranks can compute together in every way; for the others see `test_recurrent_ranks`."""

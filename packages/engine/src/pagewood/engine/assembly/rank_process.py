@@ -195,6 +195,8 @@ def _runner(
         Loaded(
             num_pages=num_pages,
             max_length=max_length,
+            num_states=rank.states.num_places,
+            state_interval=rank.states.interval,
             page_bytes=rank.page_bytes,
             layers=rank.layers,
             division=rank.division,
@@ -205,7 +207,7 @@ def _runner(
     standstill.is_waiting = False
     assert isinstance(sizes, Sizes)
     rank.compile(progress)  # rank 0 has compiled what was not in the cache
-    rank.allocate(sizes.num_pages, shared=begin.kv_memory)
+    rank.allocate(sizes.num_pages, sizes.num_states, shared=begin.kv_memory)
     watch = StepNotes(segment, begin.rank) if place is None else None
     runner = rank.make_runner(max_length=sizes.max_length, processors=processors, watch=watch, place=place)
     pages = None

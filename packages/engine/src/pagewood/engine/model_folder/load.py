@@ -72,7 +72,8 @@ class _Headers:
         self._checkpoint.check([(name, rows)], columns, order=order)
         return torch.empty(0)
 
-    def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
+    def exact(self, name: str, rows: int, *columns: int, order: RowOrder | None = None) -> torch.Tensor:
+        del order
         self._checkpoint.check([(name, rows)], *columns)
         return torch.empty(0)
 
@@ -105,8 +106,8 @@ class _Shapes:
     def numbers(self, name: str, rows: int, columns: int, *, order: RowOrder | None = None) -> torch.Tensor:
         return self._checkpoint.numbers(name, rows, columns, order=order)
 
-    def exact(self, name: str, rows: int, *columns: int) -> torch.Tensor:
-        return self._checkpoint.exact(name, rows, *columns)
+    def exact(self, name: str, rows: int, *columns: int, order: RowOrder | None = None) -> torch.Tensor:
+        return self._checkpoint.exact(name, rows, *columns, order=order)
 
 
 def check_weights(folder: str | Path, config: ModelConfig, *, files: TensorFiles | None = None) -> int:

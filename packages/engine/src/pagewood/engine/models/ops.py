@@ -239,6 +239,16 @@ class RecurrentHeads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedGroup:
+    """A group of elements with one norm, of which several ranks have a part each."""
+
+    number: int
+    """Of this rank's group, from 0 on."""
+    count: int
+    """Groups of all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
     """A convolution of each of C columns over the last W tokens of a request."""
 
@@ -481,8 +491,11 @@ class Ops(Protocol[A]):
         """Return `[T, size]` in new memory: the columns of `x` from `column` on."""
         ...
 
-    def norm_groups(self, x: A, norm: Norm, size: int) -> A:
-        """Return `x` `[T, n]`, every `size` elements of a row normed on their own; `norm` has weights `[n]`."""
+    def norm_groups(self, x: A, norm: Norm, size: int, shared: SharedGroup | None = None) -> A:
+        """Return `x` `[T, n]`, every `size` elements of a row normed on their own; `norm` has weights `[n]`.
+
+        If the group is `shared`, `size` are the elements of all ranks together.
+        """
         ...
 
     def add_gated(self, x: A, y: A, gate: A | None) -> A:
@@ -675,6 +688,9 @@ class Weights(Protocol):
         """
         ...
 
-    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
-        """Return a small tensor `[rows, *columns]` as float32, where numbers must not be rounded further."""
+    def exact(self, name: str, rows: int, *columns: int, order: RowOrder | None = None) -> Tensor:
+        """Return a small tensor `[rows, *columns]` as float32, where numbers must not be rounded further.
+
+        `order` names the rows of the result, as in `stack`.
+        """
         ...

@@ -100,7 +100,14 @@ class Relay(Protocol[A]):
         ...
 
 
-def divide(weights: Sequence[int], count: int, allowed: Sequence[int], *, head: int = 0) -> tuple[int, ...]:
+def divide(
+    weights: Sequence[int],
+    count: int,
+    allowed: Sequence[int],
+    *,
+    head: int = 0,
+    have_pages: Sequence[bool] | None = None,
+) -> tuple[int, ...]:
     """Return where to cut a model so that its heaviest stage is as light as possible; see `stages_of`.
 
     Args:
@@ -108,9 +115,10 @@ def divide(weights: Sequence[int], count: int, allowed: Sequence[int], *, head: 
         count: of stages.
         allowed: where it may be cut, each the number of the first layer behind a cut.
         head: bytes of the output projection, which the last stage reads too.
+        have_pages: whether each layer has KV in pages, as one of each stage must; None: all have.
 
     Raises:
-        ValueError: there are too few places for a cut.
+        ValueError: there are too few places for a cut, or layers with pages.
     """
     num_layers, places = len(weights), sorted(allowed)
     if len(places) < count - 1:
@@ -129,11 +137,16 @@ def divide(weights: Sequence[int], count: int, allowed: Sequence[int], *, head: 
         reached: dict[int, tuple[float, tuple[int, ...]]] = {}
         for stop in [num_layers] if number == count - 1 else edges[1:-1]:
             for first, (heaviest, firsts) in best.items():
-                if first < stop:
+                if first < stop and (have_pages is None or any(have_pages[first:stop])):
                     weight = max(heaviest, sums[stop] - sums[first] + total.get(stop, 0))
                     if weight < reached.get(stop, (inf, ()))[0]:
                         reached[stop] = weight, (*firsts, first)
         best = reached
+    if num_layers not in best:
+        raise ValueError(
+            f"pipeline_parallel_size must be at most {sum(have_pages or ())}, the number of layers with attention, of "
+            f"which each stage needs one, got {count}"
+        )
     return best[num_layers][1][1:]
 
 

@@ -34,6 +34,7 @@ from pagewood.engine.models.ops import (
     PlainActivation,
     Projection,
     RecurrentHeads,
+    SharedGroup,
 )
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.choice import AnyMixer, paged_part
@@ -263,9 +264,9 @@ class TorchOps:
         """Return columns of `x` in new memory."""
         return x[:, column : column + size].clone()
 
-    def norm_groups(self, x: Tensor, norm: Norm, size: int) -> Tensor:
+    def norm_groups(self, x: Tensor, norm: Norm, size: int, shared: SharedGroup | None = None) -> Tensor:
         """Return `x`, every `size` elements normed on their own, with weights of all."""
-        return norm_groups(x, norm, size)
+        return norm_groups(x, norm, size) if shared is None else norm_shared(x, norm, size, shared, self.sum_ranks)
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one."""
@@ -367,6 +368,15 @@ def norm_groups(x: Tensor, norm: Norm, size: int) -> Tensor:
     """Return `x` `[T, n]`, every `size` elements normed on their own, times the weights `[n]`."""
     normed_ = normed(x.unflatten(-1, (-1, size)), replace(norm, weight=None)).flatten(-2)
     return normed_ if norm.weight is None else normed_ * norm.weight
+
+
+def norm_shared(x: Tensor, norm: Norm, size: int, shared: SharedGroup, sum_ranks: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return `x` `[T, n]`, this rank's part of a group of `size` elements, normed by the squares of all of them."""
+    squares = torch.zeros(len(x), shared.count, device=x.device)
+    squares[:, shared.number] = x.float().square().sum(-1)
+    mean = sum_ranks(squares)[:, shared.number, None] / size
+    own = (x * torch.rsqrt(mean + norm.epsilon)).to(x.dtype)
+    return own if norm.weight is None else own * norm.weight
 
 
 def activated(x: Tensor, activation: PlainActivation) -> Tensor:

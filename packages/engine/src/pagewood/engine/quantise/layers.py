@@ -109,8 +109,8 @@ class _Recorded:
     def numbers(self, name: str, rows: int, columns: int, *, order: RowOrder | None = None) -> Tensor:
         return self._checkpoint.numbers(name, rows, columns, order=order)
 
-    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
-        return self._checkpoint.exact(name, rows, *columns)
+    def exact(self, name: str, rows: int, *columns: int, order: RowOrder | None = None) -> Tensor:
+        return self._checkpoint.exact(name, rows, *columns, order=order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

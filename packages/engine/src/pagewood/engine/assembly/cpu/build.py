@@ -14,7 +14,7 @@ from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.cpu.encoders import for_encoder
 from pagewood.engine.assembly.cpu.images import ImageUseOfModel
 from pagewood.engine.assembly.cpu.rank import CPURank
-from pagewood.engine.assembly.cpu.states import state_sizes
+from pagewood.engine.assembly.cpu.states import StateSizes, state_sizes
 from pagewood.engine.assembly.cpu.weights import CPUPart, why_awake, why_fixed
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.model_weights import ModelWeights
@@ -90,7 +90,8 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     num_ranks = config.num_ranks
     if config.enable_dp_attention:
         chosen(config.resolved(), Policies(), page_size=config.page_size).check_pools()
-    state_sizes(config, model_config, page_bytes=1)  # what it refuses is refused before anything is loaded
+    state_bytes = 0 if model_config.states is None else model_config.states.bytes_per_page // num_ranks
+    state_sizes(config, model_config, page_bytes=1, state_bytes=state_bytes)  # refuses before anything is loaded
     images = ImageUseOfModel.of(config, folder, model_config)
     model_config.for_shard(_shard(config))  # what cannot be divided is refused before processes are started
     cuts = stage_cuts(config, folder, model_config, is_stored=config.weights == "auto")
@@ -164,9 +165,9 @@ def _engine(
     encoder = parts.images.encoder(config, num_threads=parts.num_threads)
     rank.compile(progress)
     num_pages, max_length = rank.num_pages(1)
-    page_bytes, part = rank.page_bytes, None
+    page_bytes, part, states = rank.page_bytes, None, rank.states
     if group is not None:
-        sizes, page_bytes = _agreed_sizes(rank, group, place, parts.stages)
+        sizes, page_bytes, states = _agreed_sizes(rank, group, place, parts.stages)
         num_pages, max_length = sizes.num_pages, sizes.max_length
         if config.nnodes > 1:
             part = HostPart(
@@ -175,7 +176,7 @@ def _engine(
                 host_page_bytes=sizes.host_page_bytes,
                 group=group,
             )
-    rank.allocate(num_pages)
+    rank.allocate(num_pages, states.num_places)
     num_pools = num_ranks if config.enable_dp_attention else 1
     num_pages *= num_pools
     page_bytes //= num_pools
@@ -189,8 +190,8 @@ def _engine(
         windows=rank.groups.windows,
         short_length=rank.loaded.model.short_length,
         announces_pages=rank.announces_pages,
-        num_states=rank.states.num_places,
-        state_interval=rank.states.interval,
+        num_states=states.num_places,
+        state_interval=states.interval,
         vector_size=parts.model.hidden_size,
         generates=not parts.model.is_encoder,
         page_bytes=page_bytes,
@@ -213,12 +214,12 @@ def _engine(
         parts.num_threads,
         "" if group is None else _described(config),
     )
-    if (states := parts.model.states) is not None:
+    if (layout := parts.model.states) is not None:
         _log.info(
             "recurrent layers: %d states of %.1f MB, one for each of %d requests and the others for cached prefixes, "
             "within prompts every %d tokens",
             info.num_states,
-            states.bytes_per_page / 1e6,
+            layout.bytes_per_page / 1e6,
             config.num_rows,
             info.state_interval,
         )
@@ -294,8 +295,11 @@ def _shard(config: EngineConfig) -> Shard:
     return Shard(0, config.tensor_parallel_size, by_request=config.enable_dp_attention)
 
 
-def _agreed_sizes(rank: CPURank, group: Group, place: StagePlace | None, stages: Sequence[Stage]) -> tuple[Sizes, int]:
-    """Tell all ranks the sizes that each of them has room for; return these, and the bytes of a page on all ranks."""
+def _agreed_sizes(
+    rank: CPURank, group: Group, place: StagePlace | None, stages: Sequence[Stage]
+) -> tuple[Sizes, int, StateSizes]:
+    """Tell all ranks the sizes that each of them has room for; return these, the bytes of a page on all ranks, and the
+    sizes of states."""
     loaded = group.answers(Loaded)
     check_division(rank.division, loaded)
     check_layers(rank.layers, loaded, stages)
@@ -306,9 +310,15 @@ def _agreed_sizes(rank: CPURank, group: Group, place: StagePlace | None, stages:
         group.enlarge_kv([rank.shared_bytes(num_pages, one) for one in _stages_of_others(place, group.num_here)])
     page_bytes = [rank.page_bytes, *(one.page_bytes for one in loaded)]
     of_hosts = [sum(page_bytes[first : first + group.num_here]) for first in range(0, group.count, group.num_here)]
-    sizes = Sizes(num_pages=num_pages, max_length=max_length, host_page_bytes=max(of_hosts))
+    states = StateSizes(
+        num_places=min(rank.states.num_places, *(one.num_states for one in loaded)),
+        interval=max(rank.states.interval, *(one.state_interval for one in loaded)),
+    )
+    sizes = Sizes(
+        num_pages=num_pages, max_length=max_length, num_states=states.num_places, host_page_bytes=max(of_hosts)
+    )
     group.tell_all(sizes)
-    return sizes, sum(page_bytes)
+    return sizes, sum(page_bytes), states
 
 
 def _listed(stages: Sequence[Stage]) -> str:

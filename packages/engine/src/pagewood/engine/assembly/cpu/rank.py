@@ -189,8 +189,14 @@ class CPURank:
         """The layout of a frame on this rank."""
         self.page_bytes = self._measured_page()
         """Bytes of a page on this rank, with its frames and what a drafter has beside them."""
-        self.states: StateSizes = state_sizes(config, model.config, page_bytes=self.page_bytes)
-        """How many states of recurrent layers there are."""
+        states = model.config.states
+        self.states: StateSizes = state_sizes(
+            config,
+            model.whole,
+            page_bytes=self.page_bytes,
+            state_bytes=0 if states is None else states.bytes_per_page,
+        )
+        """How many states of recurrent layers this rank has room for."""
         self._states: PageMemory | None = None
         """The memory of states; None: no layer is recurrent."""  # written by: allocate
         self._kernel: StepKernel | None = None  # written by: compile
@@ -323,16 +329,17 @@ class CPURank:
             )
         return host_pages(config, self._max_position, self.groups, self.page_bytes * num_ranks)
 
-    def allocate(self, num_pages: int, *, shared: int | None = None) -> None:
+    def allocate(self, num_pages: int, num_states: int, *, shared: int | None = None) -> None:
         """Allocate the KV memory.
 
         Args:
             num_pages: of all ranks.
+            num_states: likewise.
             shared: descriptor of the memory that it lies in, of `shared_bytes`; None: it is new.
         """
         made = self._made(num_pages, shared)
         if (layout := self.loaded.model.config.states) is not None:
-            self._states = allocate(layout, self.states.num_places)
+            self._states = allocate(layout, num_states)
         self.memory, self._storage, self._beside = made.memory, made.storage, made.beside
         if made.joint is not None:
             assert self._drafter is not None

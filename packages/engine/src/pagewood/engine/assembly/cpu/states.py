@@ -24,10 +24,16 @@ class StateSizes:
     interval: int = 0
 
 
-def state_sizes(config: EngineConfig, model: ModelConfig, *, page_bytes: int) -> StateSizes:
+def state_sizes(config: EngineConfig, model: ModelConfig, *, page_bytes: int, state_bytes: int) -> StateSizes:
     """Return how many states have a place, and how far apart those within a prompt are; see `EngineConfig`.
 
     States within a prompt take no more memory than its pages.
+
+    Args:
+        config: of the engine.
+        model: all of it.
+        page_bytes: of a page on a rank.
+        state_bytes: of a state on a rank; 0: no layer of its stage is recurrent.
 
     Raises:
         ValueError: a state of each request that may run does not fit, or the configuration cannot be combined with
@@ -40,7 +46,7 @@ def state_sizes(config: EngineConfig, model: ModelConfig, *, page_bytes: int) ->
             )
         return StateSizes()
     _check(config)
-    size, num_rows, available = model.states.bytes_per_page, config.num_rows, available_memory_bytes()
+    size, num_rows, available = state_bytes, config.num_rows, available_memory_bytes() // config.ranks_per_node
     if config.speculative != "off":
         available = max(0, available - num_rows * _drafted_bytes(model.states, config.speculative_num_tokens))
     least = num_rows if config.state_places is None else config.state_places
@@ -53,7 +59,7 @@ def state_sizes(config: EngineConfig, model: ModelConfig, *, page_bytes: int) ->
             f"{available / 1e9:.1f} GB of memory, got {least}"
         )
     num_places = config.state_places or max(
-        num_rows, min(_PLACES_PER_ROW * num_rows, int(available * _MEMORY_SHARE) // size)
+        num_rows, min(_PLACES_PER_ROW * num_rows, int(available * _MEMORY_SHARE) // max(1, size))
     )
     num_pages = max(-(-size // page_bytes), -(-_LEAST_INTERVAL // config.page_size))
     return StateSizes(num_places=num_places, interval=num_pages * config.page_size)
@@ -71,12 +77,15 @@ def _drafted_bytes(states: StateLayout, num_drafts: int) -> int:
 def _check(config: EngineConfig) -> None:
     """Refuse what recurrent layers cannot be combined with."""
     refused: list[tuple[str, object, object]] = [
-        ("tensor_parallel_size", config.tensor_parallel_size, 1),
-        ("pipeline_parallel_size", config.pipeline_parallel_size, 1),
+        ("enable_dp_attention", config.enable_dp_attention, False),
     ]
     for name, value, off in refused:
         if value != off:
             raise ValueError(f"{name} must be {off} for models with recurrent layers, got {value}")
+    if config.speculative != "off" and config.num_ranks > 1:  # steps that verify have been compared in one process only
+        raise ValueError(
+            f"speculative must be off for models with recurrent layers on several ranks, got {config.speculative}"
+        )
     if config.host_cache_gb is not None and (config.num_ranks > 1 or config.decision_log is not None):
         raise ValueError(  # a host copies the states of one rank, and a replay would not know when copies end
             f"host_cache_gb must be None for models with recurrent layers on several ranks or with a decision log, "

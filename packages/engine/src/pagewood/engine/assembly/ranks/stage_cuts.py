@@ -7,6 +7,7 @@ from pathlib import Path
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.model_folder.load import layer_bytes
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.parts.choice import paged_part
 from pagewood.engine.models.stage import divide
 
 
@@ -26,4 +27,5 @@ def stage_cuts(config: EngineConfig, folder: Path, model: ModelConfig, *, is_sto
     if count == 1:
         return ()
     layers, head = layer_bytes(folder, model, is_stored=is_stored)
-    return divide(layers, count, model.cuts, head=head)
+    have_pages = [paged_part(layer.mixer) is not None for layer in model.layers]
+    return divide(layers, count, model.cuts, head=head, have_pages=have_pages)

@@ -77,13 +77,13 @@ def make_mixer(
         case LatentAttentionConfig():
             return LatentAttention(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case ShortConvolutionConfig():
-            return ShortConvolution(config, weights, ops, prefix)
+            return ShortConvolution(config, weights, ops, prefix, shard=shard)
         case GatedDeltaConfig():
-            return GatedDelta(config, weights, ops, prefix, hidden_size=hidden_size)
+            return GatedDelta(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case ChannelDeltaConfig():
             return ChannelDelta(config, weights, ops, prefix, hidden_size=hidden_size)
         case StateSpaceConfig():
-            return StateSpace(config, weights, ops, prefix, hidden_size=hidden_size)
+            return StateSpace(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case MixersBesideConfig():
             return MixersBeside(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case AbsentConfig():

@@ -6,7 +6,7 @@ Source: Yang et al., Gated Delta Networks, 2024.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal
 
 import numpy as np
@@ -15,7 +15,8 @@ from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, Step, Weights
 from pagewood.engine.models.parts.linear import read_exact_linear, read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
-from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, read_filters, tail
+from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, read_filters, rows_of, tail
+from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.kvpool import PageArray
 
@@ -63,6 +64,20 @@ class GatedDeltaConfig(RecurrentConfig):
                 f"got {self.num_heads}"
             )
 
+    def for_shard(self, shard: Shard) -> GatedDeltaConfig:
+        """Return what a rank has: heads of values, with their heads of keys.
+
+        Raises:
+            ValueError: heads cannot be divided among the ranks.
+        """
+        heads, key_heads = self.heads_of(shard)
+        return replace(self, num_heads=len(heads), num_key_heads=len(key_heads))
+
+    def heads_of(self, shard: Shard) -> tuple[range, range]:
+        """Return the heads of values and the heads of keys of a rank; see `for_shard`."""
+        key_heads = shard.shared_part("linear_num_key_heads", self.num_key_heads)
+        return shard.part("linear_num_value_heads", self.num_heads), key_heads
+
     @property
     def key_size(self) -> int:
         """Elements of all keys of a token."""
@@ -87,12 +102,28 @@ class GatedDelta(Generic[A]):
     __slots__ = ("_config", "_convolution", "_gate", "_gates", "_heads", "_input", "_norm", "_ops", "_output")
 
     def __init__(
-        self, config: GatedDeltaConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+        self,
+        config: GatedDeltaConfig,
+        weights: Weights,
+        ops: Ops[A],
+        prefix: str,
+        *,
+        hidden_size: int,
+        shard: Shard = WHOLE,
     ) -> None:
-        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
         keys, values, heads = config.key_size, config.value_size, config.num_heads
-        self._config = config
+        own, (own_heads, own_keys) = config.for_shard(shard), config.heads_of(shard)
+        self._config = own
         self._ops = ops
+        of_keys, of_values = (config.num_key_heads, own_keys, config.key_dim), (heads, own_heads, config.value_dim)
+        channels, rows, own_values, of_heads = (
+            None if shard.is_whole else rows_of(*parts)
+            for parts in (
+                (of_keys, of_keys, of_values), (of_keys, of_keys, of_values, of_values), (of_values,),
+                ((heads, own_heads, 1),) * 2,
+            )
+        )  # fmt: skip
         output, norm, sizes = "out_proj", "norm", [("conv1d", 2 * keys + values)]
         order = gate_order = None
         if config.projections == "fused":
@@ -107,27 +138,41 @@ class GatedDelta(Generic[A]):
             parts = [("q_proj", keys), ("k_proj", keys), ("v_proj", values)]
             gates, output, norm = [("b_proj", heads), ("a_proj", heads)], "o_proj", "o_norm"
             sizes = [("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values)]
+            rows = channels
+        order, gate_order = _chosen(order, rows), _chosen(gate_order, of_heads)
         self._input: Linear[A] = read_linear(weights, ops, prefix, parts, hidden_size, order=order)
         self._gate: Linear[A] | None = None
         if config.projections == "apart":
-            self._gate = read_linear(weights, ops, prefix, [("g_proj", values)], hidden_size)
+            self._gate = read_linear(weights, ops, prefix, [("g_proj", values)], hidden_size, order=own_values)
         self._gates: Linear[A] = read_exact_linear(weights, ops, prefix, gates, hidden_size, order=gate_order)
-        self._convolution = ops.convolution(read_filters(weights, prefix, sizes, config.width), None)
+        filters = read_filters(weights, prefix, sizes, config.width, order=channels)
+        self._convolution = ops.convolution(filters, None)
+        numbers = None if shard.is_whole else np.asarray(own_heads)
         self._heads = RecurrentHeads(
-            num_heads=heads,
-            num_key_heads=config.num_key_heads,
+            num_heads=own.num_heads,
+            num_key_heads=own.num_key_heads,
             key_dim=config.key_dim,
             value_dim=config.value_dim,
             corrects=True,
             most_strength=config.most_strength,
-            rate=-weights.exact(f"{prefix}A_log", heads).exp(),
-            bias=weights.exact(f"{prefix}dt_bias", heads),
+            rate=-weights.exact(f"{prefix}A_log", heads, order=numbers).exp(),
+            bias=weights.exact(f"{prefix}dt_bias", heads, order=numbers),
         )
         self._norm: Norm = read_norm(config.norm, weights, f"{prefix}{norm}", config.value_dim).folded()
-        self._output: Linear[A] = read_linear(weights, ops, prefix, [(output, hidden_size)], values)
+        self._output: Linear[A] = read_linear(
+            weights,
+            ops,
+            prefix,
+            [(output, hidden_size)],
+            values,
+            part=shard.inputs("linear_num_value_heads", heads, config.value_dim),
+        )
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
-        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
+        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`, a part of the sum over ranks.
+
+        `layer` is the number of its memory.
+        """
         ops, config, recurrence = self._ops, self._config, step.recurrence
         assert recurrence is not None
         parts = self._input(x)  # queries, keys, values, and maybe what gates the result
@@ -140,6 +185,11 @@ class GatedDelta(Generic[A]):
             mixed, gate = ops.take(mixed, wanted), ops.take(gate, wanted)
         mixed = ops.norm_heads(mixed, self._norm, config.value_dim)
         return self._output(ops.multiply_columns(mixed, gate, column, "silu"))
+
+
+def _chosen(order: RowOrder | None, rows: RowOrder | None) -> RowOrder | None:
+    """Return the places of some `rows` of a tensor in this order; None: of all, in their order."""
+    return rows if order is None else order if rows is None else order[rows]
 
 
 def _by_kind(num_groups: int, sizes: list[int]) -> RowOrder:

@@ -66,14 +66,24 @@ def read_exact_linear(
         weights: their source.
         ops: keeps them.
         prefix: of their names, with the dot at its end.
-        parts: name and number of outputs of each; one only with an `order`.
+        parts: name and number of outputs of each.
         inputs: number of inputs of all.
         bias: `[out]`, in this order; None: zeros.
-        order: of the rows; those that it does not name are not read.
+        order: of the rows of all, part by part; those that it does not name are not read.
     """
     import torch  # configurations are read without it
 
-    numbers = [weights.numbers(f"{prefix}{name}.weight", rows, inputs, order=order) for name, rows in parts]
+    numbers: list[Tensor] = []
+    start = 0
+    for name, rows in parts:
+        own = order_of_part(order, start, rows)
+        numbers.append(weights.numbers(f"{prefix}{name}.weight", rows, inputs, order=own))
+        start += rows
     names = [(f"{prefix}{name}", rows) for name, rows in parts]
     projection = Projection(parts=names, inputs=inputs, order=order, has_bias=bias is not None)
     return ops.adaptable(ops.exact_linear(torch.cat(numbers), bias), projection)
+
+
+def order_of_part(order: RowOrder | None, start: int, rows: int) -> RowOrder | None:
+    """Return which of the `rows` of a part that begins at row `start` an order of the rows of all parts names."""
+    return None if order is None else order[(order >= start) & (order < start + rows)] - start

@@ -69,7 +69,9 @@ class MixersBeside(Generic[A]):
         self._config = config
         self._hidden_size = hidden_size
         self._ops = ops
-        self._recurrent = StateSpace(config.recurrent, weights, ops, f"{prefix}mamba.", hidden_size=hidden_size)
+        self._recurrent = StateSpace(
+            config.recurrent, weights, ops, f"{prefix}mamba.", hidden_size=hidden_size, shard=shard
+        )
         self._attention = SelfAttention(
             config.attention, weights, ops, f"{prefix}self_attn.", hidden_size=hidden_size, shard=shard
         )

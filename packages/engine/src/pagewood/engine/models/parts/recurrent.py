@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from pagewood.engine.models.ops import Weights
+from pagewood.engine.models.parts.linear import order_of_part
 from pagewood.engine.models.shard import Shard
+from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.kvpool import PageArray
 
 if TYPE_CHECKING:
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RecurrentConfig:
-    """The answers of a mixer that needs no positions, has no window, and is not divided among ranks."""
+    """The answers of a mixer that needs no positions and has no window."""
 
     __slots__ = ()
 
@@ -33,14 +37,29 @@ class RecurrentConfig:
         return self
 
     def for_shard(self, shard: Shard) -> Self:
-        """Return itself, for a model of one rank.
+        """Return itself, for a model of one rank; mixers that ranks divide have their own answer.
 
         Raises:
             ValueError: there are several ranks.
         """
         if not shard.is_whole:
-            raise ValueError(f"tensor_parallel_size must be 1 for models with recurrent layers, got {shard.count}")
+            name = type(self).__name__.removesuffix("Config")
+            raise ValueError(f"tensor_parallel_size must be 1 for models with layers of {name}, got {shard.count}")
         return self
+
+
+def rows_of(*parts: tuple[int, range, int]) -> RowOrder:
+    """Return the rows of some units of each part of a tensor.
+
+    Args:
+        parts: of the tensor, one below the other; of each the number of all units, which of them, and the rows of one.
+    """
+    found: list[RowOrder] = []
+    start = 0
+    for whole, units, size in parts:
+        found.append(np.arange(start + units.start * size, start + units.stop * size))
+        start += whole * size
+    return np.concatenate(found)
 
 
 def tail(channels: int, width: int) -> PageArray:
@@ -48,14 +67,28 @@ def tail(channels: int, width: int) -> PageArray:
     return PageArray(name="tail", dtype="float32", shape=(width - 1, channels))
 
 
-def read_filters(weights: Weights, prefix: str, parts: Sequence[tuple[str, int]], width: int) -> Tensor:
+def read_filters(
+    weights: Weights,
+    prefix: str,
+    parts: Sequence[tuple[str, int]],
+    width: int,
+    *,
+    order: RowOrder | None = None,
+) -> Tensor:
     """Return the filters `[C, 1, W] float32` of convolutions `parts`, each with its number of channels, in their order.
 
-    `prefix` of their names has the dot at its end.
+    `prefix` of their names has the dot at its end. `order` names the channels of all that are here, part by part; None:
+    all.
     """
     import torch  # configurations are read without it
 
-    return torch.cat([weights.exact(f"{prefix}{name}.weight", channels, 1, width) for name, channels in parts])
+    found: list[Tensor] = []
+    start = 0
+    for name, channels in parts:
+        own = order_of_part(order, start, channels)
+        found.append(weights.exact(f"{prefix}{name}.weight", channels, 1, width, order=own))
+        start += channels
+    return torch.cat(found)
 
 
 def check_width(width: int) -> None:

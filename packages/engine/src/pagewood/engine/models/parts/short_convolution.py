@@ -6,13 +6,16 @@ Source: Liquid AI, LFM2 Technical Report, 2025.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
+
+import numpy as np
 
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, Linear, Ops, Step, Weights
 from pagewood.engine.models.parts.linear import read_linear
-from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, tail
+from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, rows_of, tail
+from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.kvpool import PageArray
 
 
@@ -25,7 +28,7 @@ class ShortConvolutionConfig(RecurrentConfig):
     """
 
     size: int
-    """E."""
+    """Its channels: E, or this rank's part of them."""
     width: int
     """Tokens that it reads, the own one included."""
     has_bias: bool = False
@@ -34,6 +37,14 @@ class ShortConvolutionConfig(RecurrentConfig):
     def __post_init__(self) -> None:
         check_size("hidden_size", self.size)
         check_width(self.width)
+
+    def for_shard(self, shard: Shard) -> ShortConvolutionConfig:
+        """Return what a rank has: some channels.
+
+        Raises:
+            ValueError: they cannot be divided among the ranks.
+        """
+        return replace(self, size=len(shard.part("hidden_size", self.size)))
 
     @property
     def state(self) -> tuple[PageArray, ...]:
@@ -46,24 +57,39 @@ class ShortConvolution(Generic[A]):
 
     __slots__ = ("_config", "_convolution", "_input", "_ops", "_output")
 
-    def __init__(self, config: ShortConvolutionConfig, weights: Weights, ops: Ops[A], prefix: str) -> None:
-        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
-        size = config.size
-        self._config = config
+    def __init__(
+        self, config: ShortConvolutionConfig, weights: Weights, ops: Ops[A], prefix: str, *, shard: Shard = WHOLE
+    ) -> None:
+        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
+        size, part = config.size, shard.inputs("hidden_size", config.size)
+        self._config = config.for_shard(shard)
         self._ops = ops
+        order, rows = None, None
+        if part is not None:
+            order, rows = np.asarray(part), rows_of(*((size, part, 1),) * 3)
         self._input: Linear[A] = read_linear(
-            weights, ops, prefix, [("in_proj", 3 * size)], size, has_bias=config.has_bias
+            weights, ops, prefix, [("in_proj", 3 * size)], size, has_bias=config.has_bias, order=rows
         )
-        bias = weights.exact(f"{prefix}conv.bias", size) if config.has_bias else None
+        bias = weights.exact(f"{prefix}conv.bias", size, order=order) if config.has_bias else None
         self._convolution = ops.convolution(
-            weights.exact(f"{prefix}conv.weight", size, 1, config.width), bias, activates=False
+            weights.exact(f"{prefix}conv.weight", size, 1, config.width, order=order), bias, activates=False
         )
         self._output: Linear[A] = read_linear(
-            weights, ops, prefix, [("out_proj", size)], size, has_bias=config.has_bias
+            weights,
+            ops,
+            prefix,
+            [("out_proj", size)],
+            size,
+            has_bias=config.has_bias,
+            part=part,
+            adds_bias=shard.rank == 0,
         )
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
-        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
+        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`, a part of the sum over ranks.
+
+        `layer` is the number of its memory.
+        """
         ops, size, recurrence = self._ops, self._config.size, step.recurrence
         assert recurrence is not None
         parts = self._input(x)  # what gates the input, what gates the result, and the input

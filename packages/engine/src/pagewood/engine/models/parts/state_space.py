@@ -7,16 +7,17 @@ Source: Dao and Gu, Transformers are SSMs, 2024.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, Step, Weights
+from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, SharedGroup, Step, Weights
 from pagewood.engine.models.parts.linear import read_exact_linear, read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
-from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, tail
+from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, rows_of, tail
+from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.kvpool import PageArray
 
 if TYPE_CHECKING:
@@ -64,6 +65,20 @@ class StateSpaceConfig(RecurrentConfig):
                 f"mamba_n_heads must be a multiple of mamba_n_groups {self.num_groups}, got {self.num_heads}"
             )
 
+    def for_shard(self, shard: Shard) -> StateSpaceConfig:
+        """Return what a rank has: heads, with their groups.
+
+        Raises:
+            ValueError: heads cannot be divided among the ranks.
+        """
+        heads, groups = self.heads_of(shard)
+        return replace(self, num_heads=len(heads), num_groups=len(groups))
+
+    def heads_of(self, shard: Shard) -> tuple[range, range]:
+        """Return the heads and the groups of a rank; see `for_shard`."""
+        groups = shard.shared_part("mamba_n_groups", self.num_groups)
+        return shard.part("mamba_n_heads", self.num_heads), groups
+
     @property
     def value_size(self) -> int:
         """Elements of all values of a token."""
@@ -84,46 +99,75 @@ class StateSpaceConfig(RecurrentConfig):
 class StateSpace(Generic[A]):
     """A state space layer with its parameters."""
 
-    __slots__ = ("_config", "_convolution", "_gates", "_heads", "_input", "_norm", "_ops", "_output")
+    __slots__ = ("_config", "_convolution", "_gates", "_group_size", "_heads", "_input", "_norm", "_ops", "_output",
+                 "_shared")  # fmt: skip
 
     def __init__(
-        self, config: StateSpaceConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+        self,
+        config: StateSpaceConfig,
+        weights: Weights,
+        ops: Ops[A],
+        prefix: str,
+        *,
+        hidden_size: int,
+        shard: Shard = WHOLE,
     ) -> None:
-        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
         heads, values, channels = config.num_heads, config.value_size, config.channels
-        self._config = config
+        own, (own_heads, groups) = config.for_shard(shard), config.heads_of(shard)
+        self._config = own
         self._ops = ops
-        rows, order = [("in_proj", values + channels + heads)], np.arange(values + channels + heads)
+        self._group_size = values // config.num_groups
+        """Elements of a group, of all ranks that have a part of it."""
+        self._shared: SharedGroup | None = None
+        if config.num_groups < shard.count:
+            self._shared = SharedGroup(number=groups.start, count=config.num_groups)
+        of_heads, of_groups = (heads, own_heads, config.head_dim), (config.num_groups, groups, config.state_dim)
+        order = rows_of(of_heads, of_heads, of_groups, of_groups, (heads, own_heads, 1))
+        own_channels = rows_of(of_heads, of_groups, of_groups)
+        numbers = np.asarray(own_heads)
+        rows, inner, gates = [("in_proj", values + channels + heads)], order[: -len(numbers)], order[-len(numbers) :]
         self._input: Linear[A] = read_linear(
-            weights, ops, prefix, rows, hidden_size, has_bias=config.has_bias, order=order[:-heads]
+            weights, ops, prefix, rows, hidden_size, has_bias=config.has_bias, order=inner
         )
-        bias = weights.exact(f"{prefix}in_proj.bias", len(order))[-heads:] if config.has_bias else None
-        self._gates: Linear[A] = read_exact_linear(
-            weights, ops, prefix, rows, hidden_size, bias=bias, order=order[-heads:]
-        )
-        conv_bias = weights.exact(f"{prefix}conv1d.bias", channels) if config.has_conv_bias else None
-        conv_weight = weights.exact(f"{prefix}conv1d.weight", channels, 1, config.width)
-        self._convolution = ops.convolution(_multiplied(conv_weight, config), conv_bias)
+        bias = weights.exact(f"{prefix}in_proj.bias", rows[0][1], order=gates) if config.has_bias else None
+        self._gates: Linear[A] = read_exact_linear(weights, ops, prefix, rows, hidden_size, bias=bias, order=gates)
+        conv_bias = None
+        if config.has_conv_bias:
+            conv_bias = weights.exact(f"{prefix}conv1d.bias", channels, order=own_channels)
+        conv_weight = weights.exact(f"{prefix}conv1d.weight", channels, 1, config.width, order=own_channels)
+        self._convolution = ops.convolution(_multiplied(conv_weight, own), conv_bias)
         self._heads = RecurrentHeads(
-            num_heads=heads,
-            num_key_heads=config.num_groups,
+            num_heads=own.num_heads,
+            num_key_heads=own.num_groups,
             key_dim=config.state_dim,
             value_dim=config.head_dim,
             corrects=False,
             values_first=True,
-            rate=-weights.exact(f"{prefix}A_log", heads).exp(),
-            bias=weights.exact(f"{prefix}dt_bias", heads),
-            skip=weights.exact(f"{prefix}D", heads),
+            rate=-weights.exact(f"{prefix}A_log", heads, order=numbers).exp(),
+            bias=weights.exact(f"{prefix}dt_bias", heads, order=numbers),
+            skip=weights.exact(f"{prefix}D", heads, order=numbers),
         )
         self._norm: Norm | None = None
         if config.norm is not None:
-            self._norm = read_norm(config.norm, weights, f"{prefix}norm", values).folded()
+            norm_order = None if shard.is_whole else rows_of(of_heads)
+            self._norm = read_norm(config.norm, weights, f"{prefix}norm", values, order=norm_order).folded()
         self._output: Linear[A] = read_linear(
-            weights, ops, prefix, [("out_proj", hidden_size)], values, has_bias=config.has_output_bias
+            weights,
+            ops,
+            prefix,
+            [("out_proj", hidden_size)],
+            values,
+            has_bias=config.has_output_bias,
+            part=shard.inputs("mamba_n_heads", heads, config.head_dim),
+            adds_bias=shard.rank == 0,
         )
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
-        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
+        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`, a part of the sum over ranks.
+
+        `layer` is the number of its memory.
+        """
         ops, config, recurrence = self._ops, self._config, step.recurrence
         assert recurrence is not None
         parts, gates = self._input(x), self._gates(x)  # what gates the result; values, keys, queries
@@ -140,7 +184,7 @@ class StateSpace(Generic[A]):
     def _normed(self, x: A) -> A:
         if self._norm is None:
             return x
-        return self._ops.norm_groups(x, self._norm, self._config.value_size // self._config.num_groups)
+        return self._ops.norm_groups(x, self._norm, self._group_size, self._shared)
 
 
 def _multiplied(weight: Tensor, config: StateSpaceConfig) -> Tensor:

@@ -230,8 +230,10 @@ class Checkpoint:
                 start += len(part)
         return stacked
 
-    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
+    def exact(self, name: str, rows: int, *columns: int, order: RowOrder | None = None) -> Tensor:
         """Return the tensor `name` `[rows, *columns]` as float32 in memory of its own, whatever `stack` returns.
+
+        `order` names the rows of the result; None: all in their order.
 
         Raises:
             ValueError: see `stack`.
@@ -239,9 +241,11 @@ class Checkpoint:
         [found] = self.check([(name, rows)], *columns)
         self._forget()
         if found.format is not None:
-            return torch.from_numpy(self._read(found, found.format, columns[0]).dequantised()).to(self._device)
-        tensor = self._mapped(found.name).to(torch.float32, copy=True)
-        self._report(1)
+            tensor = torch.from_numpy(self._read(found, found.format, columns[0]).dequantised())
+        else:
+            tensor = self._mapped(found.name).to(torch.float32, copy=True)
+            self._report(1)
+        tensor = tensor if order is None else tensor[torch.from_numpy(order)]
         return tensor.to(self._device)
 
     def _mapped_rows(self, found: Sequence[Found]) -> StackedRows:

@@ -31,6 +31,7 @@ from pagewood.engine.models.ops import (
     PlainActivation,
     Projection,
     RecurrentHeads,
+    SharedGroup,
 )
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import ExpertActivation, gated
@@ -40,6 +41,7 @@ from pagewood.engine.models.torch_ops import (
     gated_columns,
     norm_groups,
     norm_over_ranks,
+    norm_shared,
     normed,
 )
 from pagewood.engine.runner.cuda.adapters import CUDAAdapters
@@ -296,9 +298,9 @@ class CUDAOps:
         """Return columns of `x` in new memory."""
         return x[:, column : column + size].clone()
 
-    def norm_groups(self, x: Tensor, norm: Norm, size: int) -> Tensor:
+    def norm_groups(self, x: Tensor, norm: Norm, size: int, shared: SharedGroup | None = None) -> Tensor:
         """Return `x`, every `size` elements normed on their own, with weights of all."""
-        return norm_groups(x, norm, size)
+        return norm_groups(x, norm, size) if shared is None else norm_shared(x, norm, size, shared, self.sum_ranks)
 
     def add_gated(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
         """Return `x` plus `y`, times the sigmoid of `gate` if there is one, in the memory of `x`."""

@@ -44,6 +44,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     num_pages: int
     max_length: int
+    num_states: int
+    """Places of states of recurrent layers."""
     host_page_bytes: int
     """Bytes of a page on the host that has most of it, which all hosts divide their budgets for lower tiers by."""
 
@@ -163,6 +165,10 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     num_pages: int
     max_length: int
+    num_states: int
+    """Places of states of recurrent layers that fit; 0: the model has no such layers."""
+    state_interval: int
+    """See `EngineInfo`."""
     page_bytes: int
     """Bytes of its part of a page."""
     layers: tuple[int, int]

@@ -33,6 +33,7 @@ from pagewood.engine.models.ops import (
     PlainActivation,
     Projection,
     RecurrentHeads,
+    SharedGroup,
 )
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import ExpertActivation, gated
@@ -429,13 +430,7 @@ class CPUOps:
     def _norm_over_ranks(self, qkv: Buffer, split: HeadSplit) -> None:
         """Norm all queries, and all keys, by the squares of the heads of all ranks; their sums are exchanged."""
         places = ((split.q_norm, 0, split.q_size), (split.k_norm, split.q_size, split.kv_size))
-        sums = qkv.tape.buffer(qkv.rows, len(places))
-        for place, (_, column, size) in enumerate(places):
-            qkv.tape.write(
-                rows.sum_squares, qkv.rows, x=qkv, out=sums, x_size=qkv.size, column=column, size=size,
-                out_size=len(places), place=place,
-            )  # fmt: skip
-        sums = self.sum_ranks(sums)
+        sums = self._sums_over_ranks(qkv, [(column, size) for _, column, size in places])
         for place, (norm, column, size) in enumerate(places):
             assert norm is not None
             qkv.tape.write(
@@ -443,6 +438,16 @@ class CPUOps:
                 column=column, size=size, sums_size=len(places), place=place, num_squares=size * split.num_ranks,
                 epsilon=norm.epsilon,
             )  # fmt: skip
+
+    def _sums_over_ranks(self, x: Buffer, spans: Sequence[tuple[int, int]]) -> Buffer:
+        """Return the sums over ranks of the squares of some columns of `x`: the first, and how many, may be none."""
+        sums = x.tape.buffer(x.rows, len(spans))
+        for place, (column, size) in enumerate(spans):
+            x.tape.write(
+                rows.sum_squares, x.rows, x=x, out=sums, x_size=x.size, column=column, size=size, out_size=len(spans),
+                place=place,
+            )  # fmt: skip
+        return self.sum_ranks(sums)
 
     def scale_rows(self, x: Buffer, factors: tuple[Buffer, Buffer]) -> Buffer:
         """Return each row times its factor, in its memory."""
@@ -557,9 +562,16 @@ class CPUOps:
         x.tape.write(rows.columns, x.rows, x=x, out=out, size=x.size, out_size=size, column=column)
         return out
 
-    def norm_groups(self, x: Buffer, norm: Norm, size: int) -> Buffer:
+    def norm_groups(self, x: Buffer, norm: Norm, size: int, shared: SharedGroup | None = None) -> Buffer:
         """Return `x`, every `size` elements normed on their own, in its memory."""
         weight = weight_of(norm, x.size)
+        if shared is not None:
+            sums = self._sums_over_ranks(x, [(0, x.size * (one == shared.number)) for one in range(shared.count)])
+            x.tape.write(
+                rows.norm_columns_by, x.rows, x=x, weight=weight, sums=sums, x_size=x.size, column=0, size=x.size,
+                sums_size=shared.count, place=shared.number, num_squares=size, epsilon=norm.epsilon,
+            )  # fmt: skip
+            return x
         for column in range(0, x.size, size):
             x.tape.write(
                 rows.norm_columns, x.rows, x=x, weight=weight[column : column + size], x_size=x.size, column=column,

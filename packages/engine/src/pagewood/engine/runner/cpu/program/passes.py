@@ -214,7 +214,7 @@ class HeldLogits:
 class Pass:
     """A forward pass of a model on a tape, in a scope of its own."""
 
-    __slots__ = ("_rotations", "choices", "cosines", "kept", "scope", "sines", "tokens", "wanted")
+    __slots__ = ("_has_states", "_rotations", "choices", "cosines", "kept", "scope", "sines", "tokens", "wanted")
 
     def __init__(
         self,
@@ -234,10 +234,11 @@ class Pass:
             attention: of the model.
             rotations: of the model.
             vocab_size: of the model.
-            has_states: whether the model has recurrent layers.
+            has_states: whether the model, or its part here, has recurrent layers.
         """
         scope, half = tape.scope(), sum(rotations.widths)
         self._rotations = rotations
+        self._has_states = has_states
         self.scope: Scope = scope
         self.tokens: Buffer = tape.buffer(scope.tokens, 1)
         """[T, 1] int32, token ids."""
@@ -394,7 +395,7 @@ class Pass:
                 scopes, index, counts, rotations.columns, grants.rows, grants.starts, grants.counts, grants.sampled,
                 grants.promised, grants.sampling.words, ahead, all_wanted, grants.scored, grants.pooled,
             )  # fmt: skip
-            if outcome == Outcome.DONE and len(grants.states):
+            if outcome == Outcome.DONE and self._has_states and len(grants.states):
                 _lay_out_states(scopes[index], grants)
             if outcome != Outcome.TOO_FAR:
                 return outcome

@@ -155,7 +155,7 @@ class StepWriter:
         self, tape: Tape, one: Pass, sizes: Sequence[int], drafter: ProgramDrafter | None, first: int
     ) -> StepProgram:
         """Return the program of a stage that sends hidden states, of drafts too; it yields nothing."""
-        self.model.states(one.tokens, one.rotated(), self.attention, one.kept)
+        self.model.states(one.tokens, one.rotated(), self.attention, one.kept, recurrence=self.recurrence)
         lines = slice(first, tape.num_lines)
         program = tape.program(self.kernel, _capacity(tape, sizes), inputs=(one.tokens,), outputs=())
         return StepProgram(

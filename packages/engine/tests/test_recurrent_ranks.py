@@ -1,0 +1,214 @@
+"""Models with recurrent layers on ranks and in stages of the CPU: the tokens of one process, with the same hits.
+
+Ranks are threads here but for one test. The faults in `FAULTS` are seeded one at a time, and each is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from families.case import Case, build
+from families.registry import CASES, RECURRENT
+from group_in_threads import ranks_are_threads
+from node_threads import following, over_nodes
+from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Engine
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.parts import gated_delta, short_convolution, state_space
+from pagewood.engine.models.shard import Shard
+from pagewood.engine.runner.cpu.program.ops import CPUOps
+from pagewood.engine.runner.ranks import following as following_ranks
+from seeded_faults import Edit, seed_fault
+
+FEW = ("granite4-groups", "qwen3-next")
+"""Ranks that share a group, and heads of keys."""
+DEEP = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+"""Layers of a model that two stages can divide."""
+STAGED = (
+    "lfm2-biases", "granite4-states", "granite4-groups", "granite4-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe",
+)  # fmt: skip
+PROMPTS = [list(range(3, 40)), [7, 9, 11], list(range(50, 72)), [*range(3, 30), 60, 61, 62]]
+Answer = tuple[tuple[int, ...], int]
+"""Its tokens, and how many of the prompt were cached."""
+
+
+def found(folder: Path, **options: Any) -> list[Answer]:
+    """Return what an engine answers to prompts, and how many of their tokens were cached, twice.
+
+    With chunks, and with so little memory for pages and states that requests are preempted, and states evicted.
+    """
+    whole: dict[str, Any] = {
+        "model": str(folder), "max_running": 3, "chunked_prefill_size": 16, "page_size": 4, "max_total_tokens": 96,
+        "state_places": 7, "schedule_conservativeness": 0.01,
+    }  # fmt: skip
+    whole |= {"num_threads": options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)}
+    config = EngineConfig(**{**whole, **options})
+    inbox, outbox = MemoryInbox(), MemoryOutbox()
+    answers: dict[str, Answer] = {}
+    with following(config) as errors:
+        engine = build_engine(config, inbox=inbox, outbox=outbox)
+        try:
+            for turn in range(2):
+                ask(engine, inbox, outbox, turn, answers)
+            assert engine.counters().num_preempted > 0
+        finally:
+            engine.close()
+    assert not errors
+    return [answers[name] for name in sorted(answers)]
+
+
+def ask(engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox, turn: int, answers: dict[str, Answer]) -> None:
+    """Compute all prompts at the same time, and add the answers; every other one is sampled."""
+    for index, prompt in enumerate(PROMPTS):
+        sampling = SamplingParams(max_tokens=24, temperature=float(index % 2), seed=index, ignore_eos=True)
+        inbox.put(Submit(request_id=f"{turn}.{index}", tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
+    num_open, pending = len(PROMPTS), None
+    while num_open or pending is not None:
+        pending = engine.advance(pending)
+        for delta in outbox.take():
+            assert delta.refusal is None, delta.refusal
+            tokens, num_cached = answers.get(delta.request_id, ((), 0))
+            answers[delta.request_id] = (*tokens, *delta.tokens), max(num_cached, delta.num_cached_tokens)
+            num_open -= delta.finish is not None
+
+
+def can_be_divided(folder: Path, count: int) -> bool:
+    """Return whether a model has the heads for this many ranks."""
+    try:
+        ModelConfig.from_folder(folder).for_shard(Shard(0, count))
+    except ValueError:
+        return False
+    return True
+
+
+def deep(name: str) -> Case:
+    """Return a case with two layers of each kind."""
+    case = CASES[name]
+    kinds = ["conv" if kind == "linear_attention" else kind for kind in DEEP] if "lfm2" in name else DEEP
+    return replace(case, extra={**case.extra, "num_hidden_layers": 4, "layer_types": kinds}, file={})
+
+
+@pytest.mark.parametrize(
+    "name", [one if one in FEW else pytest.param(one, marks=pytest.mark.slow) for one in RECURRENT if "kimi" not in one]
+)
+def test_ranks_have_the_tokens_of_one_process(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks have heads or channels of the recurrence; four have copies of what there is less of."""
+    build(CASES[name], tmp_path)
+    ranks_are_threads(monkeypatch)
+    expected = found(tmp_path)
+    assert sum(num for _, num in expected) > 0
+    if name not in FEW:
+        assert found(tmp_path, tensor_parallel_size=2) == expected
+    if name in FEW or can_be_divided(tmp_path, 4):
+        assert found(tmp_path, tensor_parallel_size=4) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lfm2", *(pytest.param(one, marks=pytest.mark.slow) for one in STAGED)],
+)
+def test_stages_have_the_tokens_of_one_process(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the states of its own layers."""
+    build(deep(name), tmp_path)
+    ranks_are_threads(monkeypatch)
+    expected = found(tmp_path)
+    stages: dict[str, Any] = {"pipeline_parallel_size": 2}
+    assert [tokens for tokens, _ in found(tmp_path, **stages)] == [tokens for tokens, _ in expected]
+    if name == "lfm2":
+        return
+    for options in ({"overlap": True}, {"tensor_parallel_size": 2}):
+        assert [one for one, _ in found(tmp_path, **stages, **options)] == [one for one, _ in expected]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [[DEEP[0], *DEEP[1::2], DEEP[1]], [DEEP[0], DEEP[0], DEEP[1], DEEP[1]]])
+def test_a_stage_may_have_no_recurrent_layer(kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = deep("qwen3.5")
+    build(replace(case, extra={**case.extra, "layer_types": kinds}), tmp_path)
+    ranks_are_threads(monkeypatch)
+    expected = found(tmp_path)
+    assert [one for one, _ in found(tmp_path, pipeline_parallel_size=2)] == [one for one, _ in expected]
+
+
+@pytest.mark.slow
+def test_hosts_and_processes_have_the_tokens_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(deep("granite4-moe"), tmp_path)
+    expected = found(tmp_path)
+    assert found(tmp_path, tensor_parallel_size=2) == expected
+    ranks_are_threads(monkeypatch)
+    config = over_nodes(2, EngineConfig(num_threads=2, tensor_parallel_size=2))
+    hosts: dict[str, Any] = {"tensor_parallel_size": 2, "nnodes": 2, "master_addr": config.master_addr}
+    assert found(tmp_path, **hosts) == expected
+
+
+_ROWS = "found.append(np.arange(start + units.start * size, start + units.stop * size))"
+_OTHER_ROWS = "found.append(np.arange(start, start + len(units) * size))"
+FAULTS: dict[str, tuple[str, Edit]] = {
+    "a rank has the rows of the first one": ("qwen3-next", (gated_delta, "rows_of", _ROWS, _OTHER_ROWS)),
+    "a norm takes its own part for all": (
+        "granite4-states", (CPUOps, "norm_groups", "num_squares=size", "num_squares=x.size")
+    ),
+    "a norm adds squares of another group": (
+        "granite4-groups", (CPUOps, "norm_groups", "one == shared.number", "True")
+    ),
+    "a rank has channels of the first one": ("lfm2", (short_convolution, "rows_of", _ROWS, _OTHER_ROWS)),
+    "a rank has heads of the first one": ("granite4-groups", (state_space, "rows_of", _ROWS, _OTHER_ROWS)),
+    "a rank leaves states in other places": (
+        "lfm2", (following_ranks, "_follow", "segment.launched[rank, 0] = number",
+                 "segment.launched[rank, 0] = number; batch.states[:, 1] ^= batch.state_copies.size > 0"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_seeded_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, edit = FAULTS[name]
+    build(CASES[case], tmp_path)
+    ranks_are_threads(monkeypatch)
+    expected = found(tmp_path)
+    seed_fault([edit], monkeypatch)
+    assert found(tmp_path, tensor_parallel_size=4) != expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("qwen3.5", {"tensor_parallel_size": 4}, "linear_num_value_heads must be a multiple of .* 4, got 2"),
+        ("granite4-states", {"tensor_parallel_size": 3}, "mamba_n_heads must be a multiple of .* 3, got 4"),
+        ("kimi-linear", {"tensor_parallel_size": 2}, "must be 1 for models with layers of ChannelDelta, got 2"),
+        ("lfm2", {"tensor_parallel_size": 3}, "hidden_size must be a multiple of tensor_parallel_size 3, got 64"),
+        ("lfm2", {"pipeline_parallel_size": 2}, "pipeline_parallel_size must be at most 1, the number of layers with"),
+        (
+            "lfm2", {"tensor_parallel_size": 2, "speculative": "ngram"},
+            "speculative must be off for models with recurrent layers on several ranks, got ngram",
+        ),
+        (
+            "lfm2", {"tensor_parallel_size": 2, "enable_dp_attention": True},
+            "enable_dp_attention must be False for models with recurrent layers, got True",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_divided_is_refused(name: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    build(CASES[name], tmp_path)
+    with pytest.raises(ValueError, match=message):
+        found(tmp_path, num_threads=4, **options)
+
+
+def test_states_are_divided_by_heads_and_channels(tmp_path: Path) -> None:
+    for name, parts in (("granite4-groups", 4), ("qwen3-next", 4), ("lfm2", 4)):
+        build(CASES[name], tmp_path / name)
+        model = ModelConfig.from_folder(tmp_path / name)
+        whole, own = model.states, model.for_shard(Shard(1, parts)).states
+        assert whole is not None
+        assert own is not None
+        for array, part in zip(whole.arrays, own.arrays, strict=True):
+            if array.name == "matrices":
+                assert parts * part.shape[0] == array.shape[0]
