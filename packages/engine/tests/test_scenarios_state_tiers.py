@@ -133,7 +133,7 @@ class Tiers:
 
 
 def returning(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Return the scenario with a memory for little more than one request, and its prompts again and again."""
+    """Return the scenario with a memory for one request, and its prompts again and again."""
     arrivals = [
         replace(arrival, at_step=15 * number + rng.randint(0, 10), prompt=arrival.prompt[: rng.randint(1, 99)])
         for number, arrival in enumerate(rng.choice(scenario.arrivals) for _ in range(12))
@@ -141,7 +141,7 @@ def returning(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(
         scenario,
         arrivals=tuple(replace(one, abort_at_step=None, priority_from_step=None) for one in arrivals),
-        num_pages=-(-scenario.max_length * 3 // 2 // scenario.config.page_size),
+        num_pages=-(-scenario.max_length // scenario.config.page_size),
     )
 
 

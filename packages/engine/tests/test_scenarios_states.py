@@ -57,6 +57,22 @@ def test_requests_hit_and_are_preempted(overlap: bool, has_drafts: bool) -> None
     assert sum(report.num_accepted for report in reports) >= 100 * has_drafts
 
 
+def test_a_request_that_needs_all_pages_ends() -> None:
+    """Beside pages that it has computed again, because the cache has lost the state behind them."""
+    for seed in (*range(scaled(4)), 55, 72, 97, 127):  # the last ones once made no progress
+        rng = random.Random(seed)
+        scenario = with_states(random_scenario(rng, overlap=seed % 2 > 0), rng)
+        chosen = [rng.choice(scenario.arrivals) for _ in range(12)]
+        arrivals = tuple(
+            replace(one, at_step=15 * number, prompt=one.prompt[: rng.randint(1, 99)], abort_at_step=None,
+                    priority_from_step=None)
+            for number, one in enumerate(chosen)
+        )  # fmt: skip
+        num_pages = -(-scenario.max_length // scenario.config.page_size)
+        config = replace(scenario.config, prefix_cache=True)
+        run_scenario(replace(scenario, arrivals=arrivals, num_pages=num_pages, config=config))
+
+
 FAULTS: dict[str, list[Edit]] = {
     "copy of the position before": [
         (states.StatePlaces, "of_step", "copies.append((index, length,", "copies.append((index, length - 1,")

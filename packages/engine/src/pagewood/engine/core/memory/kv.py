@@ -606,12 +606,14 @@ class KVSpace:
     def publish(self, request: Request) -> None:
         """Let the cache adopt the computed whole pages that it lacks; duplicates stay private until release.
 
-        KV of several weights is not offered.
+        KV of several weights is not offered, and that of a request that would not fit beside its duplicates only at
+        its release.
         """
         if request.renewed_key is not None:
             return
         if request.num_computed // self.page_size > request.num_published:
-            self._offer(request)
+            if self._fits_beside_duplicates(request):
+                self._offer(request)
         elif self.groups is not None and request.num_computed >= request.num_prompt:  # its end is in no new page
             self.groups.mark_end(request.pages[: request.num_prompt // self.page_size])
         if self.states is not None and self.snapshots is not None:
@@ -848,6 +850,23 @@ class KVSpace:
             request.duplicates += ((first, first + insertion.num_existing),)
         request.num_published = end
         self.epoch += 1
+
+    def _fits_beside_duplicates(self, request: Request) -> bool:
+        """Return whether a request still fits into memory, alone and whole, if it publishes what it has computed.
+
+        Pages that the cache has without a state are computed again. The cache can evict its own ones until the lease of
+        the request reaches beyond them.
+        """
+        if self.snapshots is None:
+            return True
+        end = request.num_computed // self.page_size
+        known = self.cache.peek(request.cached_ids(0, end * self.page_size), request.key).num_tokens // self.page_size
+        num_duplicates = sum(last - first for first, last in request.duplicates)
+        num_duplicates += max(0, known - request.num_published)
+        num_needed = -(-request.max_length // self.page_size)
+        if self.groups is not None:
+            num_needed = self.groups.num_needed(num_needed)
+        return not num_duplicates or num_needed + num_duplicates <= self.num_pages
 
     def _explained(self, request: Request, num_matched: int) -> CachedPrefix:
         """Return why no more than `num_matched` tokens of a request are cached, as if there was no other key."""
