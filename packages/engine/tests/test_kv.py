@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from pagewood.engine.core.memory.kv import KVSpace, NoPrefixCache, private_pages
+from pagewood.engine.core.memory.caches import NoPrefixCache
+from pagewood.engine.core.memory.kv import KVSpace, private_pages
 from pagewood.engine.core.request import Request
 from pagewood.kvpool import PageAllocator
 from parts import make_request, make_space

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pagewood.engine.api import PoolingParams
-from pagewood.engine.core.memory.kv import KVSpace, NoPrefixCache
+from pagewood.engine.core.memory.caches import NoPrefixCache
+from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.request import Request
 from pagewood.kvpool import PageAllocator

@@ -12,8 +12,9 @@ from pagewood.engine.api import Command, Delta, EngineConfig, FinishReason, Samp
 from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, StepHandle
 from pagewood.engine.core.masks.constrain import Compiler
+from pagewood.engine.core.memory.caches import PrefixCache
 from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV
-from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
+from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.steps.speculation import Drafting

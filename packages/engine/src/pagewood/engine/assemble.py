@@ -20,8 +20,9 @@ from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner, Stages
 from pagewood.engine.core.masks.constrain import Compiler
 from pagewood.engine.core.memory.adapters import AdapterPool
+from pagewood.engine.core.memory.caches import NoPrefixCache, PrefixCache
 from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV, PageRange
-from pagewood.engine.core.memory.kv import KVSpace, NoPrefixCache, PrefixCache
+from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.memory.page_groups import PageGroups, most_pages, num_frames_needed
 from pagewood.engine.core.memory.retention import Retention
 from pagewood.engine.core.memory.states import StatePlaces

@@ -34,8 +34,8 @@ from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.core.adapter import LoadedAdapter
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, RunnerLostError
 from pagewood.engine.core.memory.adapters import AdapterPool
+from pagewood.engine.core.memory.caches import PrefixCache
 from pagewood.engine.core.memory.divided_kv import AnyKV
-from pagewood.engine.core.memory.kv import PrefixCache
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.weights import ReadWeights, ServedWeights

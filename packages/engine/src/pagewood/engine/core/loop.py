@@ -14,8 +14,8 @@ from pagewood.engine.api import Command, Delta, EngineConfig, FinishReason, Inbo
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.masks.constrain import fill_masks, open_masks
 from pagewood.engine.core.masks.shared_work import SharedWork
+from pagewood.engine.core.memory.caches import PrefixCache
 from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV
-from pagewood.engine.core.memory.kv import PrefixCache
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch, num_masks
 from pagewood.engine.core.messages.result import StepResult

@@ -13,7 +13,7 @@ import numpy as np
 from pagewood.engine.api import Command, Delta, Grammar, Inbox, Outbox, Refusal
 from pagewood.engine.core.loop import CheckedRunner, Runner, StepHandle
 from pagewood.engine.core.masks.constrain import Compiler, Compiling
-from pagewood.engine.core.memory.kv import PrefixCache, TieredCache
+from pagewood.engine.core.memory.caches import PrefixCache, TieredCache
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.queue.state import EngineState

@@ -10,7 +10,8 @@ import numpy as np
 
 from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.memory.adapters import AdapterPool
-from pagewood.engine.core.memory.kv import KVSpace, SharedCache, TieredCache
+from pagewood.engine.core.memory.caches import SharedCache, TieredCache
+from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.memory.page_groups import PageAllocator
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.request import Request

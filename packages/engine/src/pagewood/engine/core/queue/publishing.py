@@ -17,7 +17,7 @@ _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class StoredPages(Protocol):
-    """Says which pages are on their way to tiers that other engines may use; see `memory.kv.SharedCache`."""
+    """Says which pages are on their way to tiers that other engines may use; see `memory.caches.SharedCache`."""
 
     def keys_of(self, tokens: Int32, namespace: Key = None) -> list[bytes]:
         """Return the keys of the whole pages of these tokens."""

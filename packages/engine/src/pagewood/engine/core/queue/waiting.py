@@ -8,8 +8,9 @@ from math import inf
 from typing import Any, Protocol, runtime_checkable
 
 from pagewood.engine.core.cache_keys import Key
+from pagewood.engine.core.memory.caches import PrefixCache
 from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV
-from pagewood.engine.core.memory.kv import KVSpace, PrefixCache
+from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.queue.quota_queue import QuotaQueue
 from pagewood.engine.core.reasons import Notes, Reason
