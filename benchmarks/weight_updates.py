@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -38,7 +38,7 @@ from pagewood.engine.api import Abort, EngineConfig, FinishReason, SamplingParam
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pagewood.engine.offline.weight_files import written
+from pagewood.engine.offline.weight_files import TensorFolder
 from pagewood.engine.weight_commands import JoinGroup, LeaveGroup, Received, UpdateWeights, WeightCommand
 
 STUB = Path(__file__).parents[1] / "packages" / "engine" / "tests" / "support" / "trainer_stub.py"
@@ -208,7 +208,10 @@ class Bench:
 def by_files(bench: Bench, tensors: Mapping[str, Tensor], *, is_written_before: bool) -> Seen:
     """Update from files in shared memory; writing them counts unless a trainer has done it before."""
     began_s = time.perf_counter()
-    with written(tensors.items()) as files:
+    with closing(TensorFolder()) as folder:
+        for name, tensor in tensors.items():
+            folder.add(name, tensor)
+        files = folder.files()
         wrote_s = time.perf_counter() - began_s
         seen = bench.update(UpdateWeights(request_id="files", files=files))
     if not is_written_before:

@@ -195,7 +195,7 @@ class RandomWeights:
         """Return small random numbers."""
         return self._make((rows, columns), self._dtype)
 
-    def exact(self, name: str, rows: int, *columns: int) -> Tensor:
+    def exact(self, name: str, rows: int, *columns: int, order: object = None) -> Tensor:
         """Return small random numbers for a matrix, ones for a vector, in float32."""
         return self._make((rows, *columns), torch.float32)
 

@@ -42,7 +42,7 @@ def ranked(count: int, **options: float) -> RankedRunner:
             exchange=segment.exchange(number),
         )
         rank.compile()
-        rank.allocate(NUM_PAGES)
+        rank.allocate(NUM_PAGES, 0)
         return rank.make_runner(max_length=MAX_LENGTH, processors=None, watch=StepNotes(segment, number))
 
     group = ThreadRanks(count, make, **options)

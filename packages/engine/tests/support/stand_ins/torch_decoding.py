@@ -63,9 +63,18 @@ class SequenceAttention:
         self._positions = positions
         return self
 
-    def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        layer: int,
+        sinks: Tensor | None = None,
+        biases: Tensor | None = None,
+    ) -> Tensor:
         """Store `k` and `v`, and return the attention of each token to the positions up to its own."""
         assert sinks is None
+        assert biases is None
         assert k is not None
         v = k if v is None else v
         for i, position in enumerate(self._positions):

@@ -77,7 +77,7 @@ class VectorRequests:
             ]
         tokens = self._arguments.prompts(several)
         for index, one in enumerate(tokens):
-            text = several[index]
+            text = cast("Sequence[object]", several)[index]
             if isinstance(text, str):
                 tokens[index] = one = with_end(np.frombuffer(one, "<i4"), self._recipe.end_token).tobytes()
             if truncate and len(one) // 4 > self._max_tokens:
