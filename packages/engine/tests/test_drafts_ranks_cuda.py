@@ -268,7 +268,6 @@ OF_DRAFTS: dict[str, tuple[str, dict[str, Any], Edit]] = {
     "a head drafts for the position before": (
         "eagle", STAGES, (CUDARunner, "_queue_plain", "step.drawn_positions + 1", "step.drawn_positions")
     ),
-    "a head writes over its last slot": ("eagle", STAGES, (CUDARunner, "_draft_ahead", "spare_page=", "_=")),
 }  # fmt: skip
 
 

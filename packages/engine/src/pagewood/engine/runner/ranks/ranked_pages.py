@@ -119,7 +119,7 @@ class RankedPages:
 
     def _move(self, message: MovePages, own: Callable[[], None]) -> list[PagesMoved]:
         answers = self._group.move_pages(message, own, ranks=self._ranks)
-        for rank, one in zip(self._ranks, answers, strict=True):
+        for rank, one in zip(self._ranks, answers, strict=False):
             if one.error is not None:
                 raise OSError(f"rank {rank} could not copy {len(message.slots)} pages: {one.error}")
         return answers
