@@ -17,6 +17,7 @@ from pagewood.server.metrics.metrics import COMPAT, Compat
 from pagewood.server.observe import logs
 from pagewood.server.replicas.division import address_of_each, check_fleet, cuda_devices, engine_of_each, num_cores
 
+_IMAGES = ImageLimits()
 _IMAGE_HOST = re.compile(r"(\*\.)?[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9._-]+")
 _EVENTS_ADDRESS = re.compile(r"tcp://[^/]+:(\d+|\*)|ipc://.+")
@@ -76,11 +77,11 @@ class ServeConfig:
     """Hosts from which images are fetched; empty: from none."""
     image_timeout_s: float = 10.0
     """How long fetching an image may take, seconds."""
-    max_images: int = ImageLimits.max_images
+    max_images: int = _IMAGES.max_images
     """Images of a request."""
-    max_image_bytes: int = ImageLimits.max_bytes
+    max_image_bytes: int = _IMAGES.max_bytes
     """Longest file of an image."""
-    max_image_pixels: int = ImageLimits.max_pixels
+    max_image_pixels: int = _IMAGES.max_pixels
     """Most pixels of an image, as its file says."""
     max_connections: int | None = None
     """Open connections of each HTTP process; None: as many as the process's limit of open files allows."""
