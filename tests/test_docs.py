@@ -34,7 +34,7 @@ OF_OTHERS = {
     "--index-url", "--extra-index-url", "--no-index", "--find-links", "--dest", "--local-dir",  # pip, hf
     "--radix-cache-backend", "--cache-type", "--scheduler-cls", "--additional-config",  # SGLang, mini-sglang, vLLM
     "--incremental-streaming-output", "--only", "--compile-for", "--all", "--run",  # SGLang, tools of the repository
-    "--benchmark-enable",
+    "--benchmark-enable", "--dashboard",
     "--rm", "--build", "--from-file", "--set",  # docker, kubectl, helm
 }  # fmt: skip
 _KEY = re.compile(r'(\w+)="')

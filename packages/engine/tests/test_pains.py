@@ -47,7 +47,7 @@ ELSEWHERE = {
     "8 speculation with grammars hangs": [
         "test_scenarios.py::test_the_output_is_what_the_grammar_allows",
         "test_scenarios.py::test_no_token_is_drawn_behind_a_draft_where_the_matcher_fails",
-        "test_scenarios.py::test_a_fault_of_grammars_is_found",
+        "test_scenarios.py::test_a_seeded_fault_is_found",
     ],
     "9 ranks that decide differently, health that lies": [
         "test_pains.py::test_9_the_same_commands_give_the_same_batches_at_any_speed",

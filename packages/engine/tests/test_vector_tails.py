@@ -33,7 +33,6 @@ SHAPE: Mapping[str, Any] = {
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
 HEADS: Mapping[str, Mapping[str, Any]] = {
     "bert": {**SHAPE, "type_vocab_size": 2},
-    "mpnet": {**SHAPE, "pad_token_id": 4},
     "roberta": {**SHAPE, "type_vocab_size": 1, "pad_token_id": 4},
     "xlm-roberta": {**SHAPE, "type_vocab_size": 1, "pad_token_id": 4},
     "distilbert": {

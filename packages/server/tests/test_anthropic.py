@@ -296,7 +296,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": 3}]}, "a string or an array of blocks"),
     ({"messages": [{"role": "user", "content": [3]}]}, "an object with a type at index 0"),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "blocks of type 'image'"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "content[0].image.source"),
     ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "blocks of type 'document'"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text.text"),
     ({"messages": [{"role": "user", "content": [CALLED]}]}, "'tool_use' do not belong to the role 'user'"),

@@ -41,9 +41,6 @@ _HEADS: Mapping[str, tuple[_Stored, ...]] = MappingProxyType(
         "ModernBertForSequenceClassification": (
             _Stored(module="head.dense", activation="gelu", norm="head.norm"), _Stored(module="classifier"),
         ),
-        "MPNetForSequenceClassification": (
-            _Stored(module="classifier.dense", activation="tanh"), _Stored(module="classifier.out_proj"),
-        ),
         "RobertaForSequenceClassification": (
             _Stored(module="classifier.dense", activation="tanh"), _Stored(module="classifier.out_proj"),
         ),

@@ -160,7 +160,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "DistilBertForSequenceClassification": _DISTILBERT,
         "DistilBertModel": _DISTILBERT,
         "MPNetForMaskedLM": _MPNET,
-        "MPNetForSequenceClassification": _MPNET,
         "MPNetModel": _MPNET,
         "NomicBertModel": _NOMIC,
         "RobertaForMaskedLM": _ROBERTA,

@@ -36,6 +36,7 @@ def read_attention(
         must_be(fields, "use_bidirectional_attention", True)
     if family.has_distances:
         must_be(fields, "relative_attention_num_buckets", NUM_BUCKETS)
+        must_be(fields, "pad_token_id", 1)  # before the first position, whatever the file says
     num_heads = read_size(fields, "num_attention_heads", "num_heads")
     head_dim = read_size(fields, "head_dim", "head_dim", _even_share(fields, hidden_size, num_heads))
     views = local_ropes(fields, family) if family.has_local_rope else (fields, fields)
