@@ -315,9 +315,9 @@ async def test_errors_name_the_field(server: MemoryServer, path: str, body: dict
         assert text in response.json()["error"]
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def own_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return what this protocol has written to the log, whatever others have."""
-    return [record.getMessage() for record in caplog.records if record.name == "pagewood.server.protocols.ollama"]
+    return [record.getMessage() for record in caplog.records if record.name.startswith("pagewood.server.protocols.ollama")]
 
 
 async def test_fields_without_effect_are_accepted(
@@ -334,7 +334,7 @@ async def test_fields_without_effect_are_accepted(
     }
     with caplog.at_level("INFO", "pagewood.server.protocols.ollama"):
         assert put_together([await whole(server, GENERATE, **body)]) == plain
-    assert said(caplog) == []
+    assert own_lines(caplog) == []
     assert len(script.prompts) == 1
 
 
@@ -344,7 +344,7 @@ def test_long_lists_are_not_searched_whole_for_what_is_not_known(caplog: pytest.
     request = fields.parse_chat(json.dumps(body).encode())
     with caplog.at_level("INFO", "pagewood.server.protocols.ollama"):
         log_ignored(request)
-    assert said(caplog) == ["without effect: messages[].early"]
+    assert own_lines(caplog) == ["without effect: messages[].early"]
 
 
 async def test_what_is_not_known_is_ignored_with_a_line_in_the_log(
@@ -360,7 +360,7 @@ async def test_what_is_not_known_is_ignored_with_a_line_in_the_log(
     }
     with caplog.at_level("INFO", "pagewood.server.protocols.ollama"):
         assert put_together([await whole(server, CHAT, **body)]) == plain
-        assert said(caplog) == [
+        assert own_lines(caplog) == [
             "without effect: tool_choice, max_output_tokens, options.mirostat, options.unheard_of, messages[].name, "
             "tools[].function.strict, options.num_ctx above 1600, options.repeat_last_n above 0"
         ]
@@ -368,7 +368,7 @@ async def test_what_is_not_known_is_ignored_with_a_line_in_the_log(
         caplog.clear()
         many = {f"field-{i}\n": i for i in range(12)} | {"x" * 10_000: 1}
         assert (await post(server, "/api/show", **many)).status_code == 200
-        (line,) = said(caplog)
+        (line,) = own_lines(caplog)
         assert line.startswith("without effect: 'field-0\\n', ")
         assert line.endswith("'field-9\\n' and 3 more")
 
