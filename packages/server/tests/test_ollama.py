@@ -317,7 +317,9 @@ async def test_errors_name_the_field(server: MemoryServer, path: str, body: dict
 
 def own_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return what this protocol has written to the log, whatever others have."""
-    return [record.getMessage() for record in caplog.records if record.name.startswith("pagewood.server.protocols.ollama")]
+    return [
+        record.getMessage() for record in caplog.records if record.name.startswith("pagewood.server.protocols.ollama")
+    ]
 
 
 async def test_fields_without_effect_are_accepted(
