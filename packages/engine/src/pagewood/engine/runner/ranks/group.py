@@ -281,8 +281,15 @@ class Group:
         """Note what rank 0 does, and report what all ranks do; a `Progress`.
 
         Raises:
+            ValueError: the model or the configuration is wrong for a rank.
             RunnerLostError: the group has ended, so rank 0 would load in vain.
         """
+        if self.segment.end_reason is not None:
+            self._reader.join()  # the last words of the ranks may be on their way
+            for rank in range(1, self.count):
+                failure = self._answers.get((rank, Failed, 0))
+                if isinstance(failure, Failed):
+                    raise (ValueError if failure.is_refusal else RunnerLostError)(failure.message)
         self.check()
         with self._changed:
             self._progress.note(0, Doing(what=what, done=done, total=total))
