@@ -29,9 +29,9 @@ class PromptImages:
     """The images of a prompt. Invariant: their spans ascend and do not overlap."""
 
     spans: tuple[tuple[int, int], ...]
-    """Of each image, the positions [start, end) of its tokens."""
+    """The positions [start, end) of the tokens of each image."""
     features: tuple[Float32, ...]
-    """Of each, `[end - start, W]`, the rows that the tower has made; they are shared with a cache and never change."""
+    """The rows `[end - start, W]` that the tower has made of each image. A cache shares them, so they never change."""
     marks: Int32
     """[end of the last span], what ids differ by in the cache: 0, or a negative number."""
     positions: Int32

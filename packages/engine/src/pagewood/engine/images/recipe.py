@@ -40,9 +40,9 @@ class ImageRecipe:
     interpolation: str
     """A filter of Pillow."""
     least_pixels: int
-    """Of a picture whose size is not fixed; smaller ones are enlarged."""
+    """Where the size of pictures is not fixed: one with fewer pixels is enlarged."""
     most_pixels: int
-    """The same; larger ones are made smaller."""
+    """Likewise: one with more is made smaller."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.least_pixels <= self.most_pixels:

@@ -21,7 +21,7 @@ from torch.nn import functional
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.adapter_pool import adapter_pool
-from pagewood.engine.assembly.cuda.device_budget import MIB, Budget, largest_batch, largest_verification
+from pagewood.engine.assembly.cuda.device_budget import MIB, Budget, compute_largest_steps, largest_batch
 from pagewood.engine.assembly.cuda.drafter import LoadedDrafter, drafter_needs, drafter_of
 from pagewood.engine.assembly.cuda.rank import CUDARank, CUDARanks, started_ranks, use_device
 from pagewood.engine.assembly.cuda.weights import CUDAPart, why_awake, why_fixed
@@ -737,15 +737,7 @@ def _activation_bytes(parts: _Parts, longest: int) -> int:
 
     def work() -> None:
         runner, _ = parts.runner(num_pages, max_length=longest)
-        try:
-            runner.launch(batch).wait()
-            if parts.drafter is not None:
-                runner.launch(largest_verification(config, batch)).wait()
-        except torch.OutOfMemoryError as error:
-            raise ValueError(
-                f"a step of {batch.num_tokens} tokens must fit into device memory beside the weights: "
-                f"lower chunked_prefill_size, now {config.max_chunk_tokens}, by half"
-            ) from error
+        compute_largest_steps(config, batch, runner, verifies=parts.drafter is not None)
 
     masks = 0
     if parts.drafter is not None:  # for a step that verifies beside the largest chunk of a prompt

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from pagewood.engine.api import SAMPLING_PARAMETERS, EngineConfig, SamplingParams
+from pagewood.engine.core.loop import Runner
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
 
@@ -54,6 +56,23 @@ class Budget:
             f"{self.free_bytes * self.mem_fraction / MIB:.0f}; weights {self.weight_bytes / MIB:.0f}, "
             f"activations {self.activation_bytes / MIB:.0f}, graphs {self.graph_bytes / MIB:.0f}"
         )
+
+
+def compute_largest_steps(config: EngineConfig, batch: Batch, runner: Runner, *, verifies: bool) -> None:
+    """Compute `largest_batch`, and behind it a step that verifies drafts, if any may.
+
+    Raises:
+        ValueError: a step does not fit into the device's memory.
+    """
+    try:
+        runner.launch(batch).wait()
+        if verifies:
+            runner.launch(largest_verification(config, batch)).wait()
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"a step of {batch.num_tokens} tokens must fit into device memory beside the weights: "
+            f"lower chunked_prefill_size, now {config.max_chunk_tokens}, by half"
+        ) from error
 
 
 def largest_verification(config: EngineConfig, batch: Batch) -> Batch:

@@ -409,12 +409,15 @@ def _num_pages(name: str, budget_gb: float, page_bytes: int, num_parts: int = 0)
 
 
 def num_images(config: EngineConfig, page_bytes: int, *, num_parts: int = 0) -> int:
-    """Return how many pages the host cache has room for; ValueError if there is none, or none beside a state.
+    """Return how many pages the host cache has room for.
 
     Args:
         config: with a host cache.
         page_bytes: of a page.
         num_parts: pages that a state fills; 0: there are no states.
+
+    Raises:
+        ValueError: there is no room for a page, or for a page and a state.
     """
     assert config.host_cache_gb is not None
     return _num_pages("host_cache_gb", config.host_cache_gb, page_bytes, num_parts)

@@ -14,7 +14,7 @@ import torch
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.available_memory import available_memory_bytes
-from pagewood.engine.assembly.cuda.device_budget import MIB, Budget, largest_batch, largest_verification
+from pagewood.engine.assembly.cuda.device_budget import MIB, Budget, compute_largest_steps, largest_batch
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.host_pages import host_pages
 from pagewood.engine.assembly.named_processors import load_processors
@@ -221,14 +221,6 @@ def _activation_bytes(parts: _Parts, longest: int) -> int:
 
     def work() -> None:
         runner, _ = parts.runner(num_pages, max_length=longest)
-        try:
-            runner.launch(batch).wait()
-            if config.speculative != "off":
-                runner.launch(largest_verification(config, batch)).wait()
-        except torch.OutOfMemoryError as error:
-            raise ValueError(
-                f"a step of {batch.num_tokens} tokens must fit into device memory beside the weights: "
-                f"lower chunked_prefill_size, now {config.max_chunk_tokens}, by half"
-            ) from error
+        compute_largest_steps(config, batch, runner, verifies=config.speculative != "off")
 
     return max(parts.device.peak_bytes(work) - (num_pages + 1) * parts.layout.bytes_per_page, 0)

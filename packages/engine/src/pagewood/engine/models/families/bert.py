@@ -112,7 +112,7 @@ _MPNET = replace(
             "output.dense": "mlp.down_proj", "output.LayerNorm": "post_feedforward_layernorm",
         },
         unneeded=(".position_ids",),
-        unneeded_parts=("pooler.", "lm_head.", "classifier."),
+        unneeded_parts=("pooler.", "lm_head."),
     ),
     defaults={"hidden_act": "gelu", "tie_word_embeddings": True},
 )  # fmt: skip

@@ -46,11 +46,11 @@ class TowerConfig:
     activation: str
     epsilon: float = 1e-6
     num_frames: int = 1
-    """Pictures of a video that a patch has; a still picture is all of them."""
+    """Pictures of a video that a patch is made of. A still picture stands for all of them."""
     theta: float = 1e4
     """The base of rotations, where there are some."""
     num_positions: int = 0
-    """Rows of the table of learned positions, a square; 0: there is none."""
+    """Rows of the table of learned positions, one for each place in a square of patches; 0: there is no table."""
     window: int | None = None
     """Rows on each side of the square in which patches see each other, in blocks that are not `whole_blocks`; None: all
     see all."""

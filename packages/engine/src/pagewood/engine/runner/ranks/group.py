@@ -287,9 +287,7 @@ class Group:
         if self.segment.end_reason is not None:
             self._reader.join()  # the last words of the ranks may be on their way
             for rank in range(1, self.count):
-                failure = self._answers.get((rank, Failed, 0))
-                if isinstance(failure, Failed):
-                    raise (ValueError if failure.is_refusal else RunnerLostError)(failure.message)
+                self._raise_failure(rank)
         self.check()
         with self._changed:
             self._progress.note(0, Doing(what=what, done=done, total=total))
@@ -318,13 +316,11 @@ class Group:
 
     def _answer(self, rank: int, kind: type[Answer], number: int) -> Answer:
         while True:
+            self._raise_failure(rank)
             with self._changed:
-                failure = self._answers.get((rank, Failed, 0))
                 answer = self._answers.pop((rank, kind, number), None)
-                if failure is None and answer is None:
+                if answer is None and (rank, Failed, 0) not in self._answers:
                     self._changed.wait(_LOOK_S)
-            if isinstance(failure, Failed):
-                raise (ValueError if failure.is_refusal else RunnerLostError)(failure.message)
             if isinstance(answer, kind):
                 return answer
             if self.segment.end_reason is not None and self._reader.is_alive():
@@ -332,6 +328,13 @@ class Group:
                 continue
             self.check()
             self._report()
+
+    def _raise_failure(self, rank: int) -> None:
+        """Raise what a rank has failed with, if it has."""
+        with self._changed:
+            failure = self._answers.get((rank, Failed, 0))
+        if isinstance(failure, Failed):
+            raise (ValueError if failure.is_refusal else RunnerLostError)(failure.message)
 
     def _report(self) -> None:
         if self._to_show is not None:
