@@ -26,12 +26,13 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewood.radixcache import Node, RadixCache
+from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy.simulation import (
     H100_8B,
     BlockCache,
     Fleet,
     Objective,
+    OverTokens,
     Trace,
     TraceRequest,
     load_trace,
@@ -54,7 +55,7 @@ class PagesAndStates:
 
     Pages are tokens of the tree.
 
-    Invariant: every place is free or owned by the tree; `_leases` has the locked prefixes.
+    Invariant: every place is free or owned by the tree.
     """
 
     def __init__(self, *, num_places: int, interval: int) -> None:
@@ -65,21 +66,19 @@ class PagesAndStates:
             interval: pages between states within a prompt.
         """
         self._cache = RadixCache(page_size=1)
+        self._pages = OverTokens(self._cache, array=_tokens)
         self._free = list(range(num_places))  # written by: PagesAndStates
         self._interval = interval
-        self._page_of: dict[int, int] = {}
-        """Ids of pages, which must not be negative, by name."""  # contents written by: PagesAndStates
-        self._leases: dict[int, list[Node]] = {}  # by the last key of the prefix; contents written by: PagesAndStates
 
     @property
     def num_pages(self) -> int:
         """Cached pages."""
-        return self._cache.num_pages
+        return self._pages.num_pages
 
     @property
     def num_evictable(self) -> int:
         """Pages that `evict` can free now."""
-        return self._cache.num_evictable
+        return self._pages.num_evictable
 
     def match(self, keys: Sequence[int]) -> int:
         """Return how many of the leading pages end with a state."""
@@ -87,8 +86,7 @@ class PagesAndStates:
 
     def insert(self, keys: Sequence[int], num_pages: int) -> int:
         """Adopt pages, and keep states at their end, where they part from others, and every `interval` between."""
-        tokens, pages = _tokens(keys[:num_pages]), self._ids(keys[:num_pages])
-        known = self._cache.insert(tokens, pages).num_existing
+        tokens, known = _tokens(keys[:num_pages]), num_pages - self._pages.insert(keys, num_pages)
         if known:
             self._attach(tokens[:known], is_spare=False)
         for end in range((known // self._interval + 1) * self._interval, num_pages, self._interval):
@@ -101,26 +99,16 @@ class PagesAndStates:
 
     def lock(self, keys: Sequence[int], num_pages: int) -> None:
         """Lock the first `num_pages` pages, which are cached, against eviction; their state counts as used."""
-        if num_pages:
-            tokens = _tokens(keys[:num_pages])
-            self._cache.match(tokens, needs_snapshot=True)
-            lease = self._cache.lock(self._cache.peek(tokens).node)
-            self._leases.setdefault(keys[num_pages - 1], []).append(lease)
+        self._cache.match(_tokens(keys[:num_pages]), needs_snapshot=True)
+        self._pages.lock(keys, num_pages)
 
     def unlock(self, keys: Sequence[int], num_pages: int) -> None:
         """Undo one lock; the pages count as used now."""
-        if num_pages:
-            leases = self._leases[keys[num_pages - 1]]
-            self._cache.unlock(leases.pop())
-            if not leases:
-                del self._leases[keys[num_pages - 1]]
+        self._pages.unlock(keys, num_pages)
 
     def evict(self, num_pages: int) -> int:
         """Evict up to `num_pages` unlocked pages, and return how many."""
-        return len(self._cache.evict(num_pages))
-
-    def _ids(self, keys: Sequence[int]) -> NDArray[np.int32]:
-        return _tokens([self._page_of.setdefault(key, len(self._page_of)) for key in keys])
+        return self._pages.evict(num_pages)
 
     def _attach(self, tokens: NDArray[np.int32], *, is_spare: bool) -> None:
         if not self._free:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from pagewood.radixcache import RadixCache
@@ -21,8 +22,8 @@ def radix_cache() -> PrefixCache:
     return OverTokens(RadixCache(page_size=1), array=array)
 
 
-def run(fleet: Fleet, *, over_radix: bool) -> Observations:
-    trace = generate("multi-turn", num_requests=400, rate=20, seed=0)
+def run(fleet: Fleet, *, over_radix: bool, workload: str = "multi-turn") -> Observations:
+    trace = generate(workload, num_requests=400, rate=20, seed=0)
     (observed,) = simulate(
         trace,
         fleet,
@@ -32,8 +33,10 @@ def run(fleet: Fleet, *, over_radix: bool) -> Observations:
     return observed
 
 
-def test_every_request_has_the_same_record() -> None:
-    assert run(FLEET, over_radix=True).records == run(FLEET, over_radix=False).records
+@pytest.mark.parametrize("workload", ["multi-turn", "poisson"])  # in the latter, pages are not shared that are cached
+def test_every_request_has_the_same_record(workload: str) -> None:
+    over_radix, own = (run(FLEET, over_radix=one, workload=workload) for one in (True, False))
+    assert over_radix.records == own.records
 
 
 def test_hits_are_similar_when_both_evict() -> None:

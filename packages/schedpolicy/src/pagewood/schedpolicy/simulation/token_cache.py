@@ -1,6 +1,6 @@
 """Adapts a cache of tokens and pages, such as `pagewood.radixcache.RadixCache`, to the simulator."""
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
@@ -56,18 +56,19 @@ class TokenCache(Protocol):
         """Undo one lock."""
         ...
 
-    def evict(self, num_pages: int) -> Sized:
-        """Evict up to `num_pages` pages and return them."""
+    def evict(self, num_pages: int) -> Any:
+        """Evict up to `num_pages` pages and return an array of their ids."""
         ...
 
 
 class OverTokens:
-    """A `PrefixCache` over a `TokenCache`; uses the keys of pages as tokens, since the simulator only counts pages.
+    """A `PrefixCache` over a `TokenCache`, in which a page of the simulator is a token.
 
-    Invariant: `_leases` has the handles of exactly the locked prefixes.
+    Invariant: `_leases` has the handles of exactly the locked prefixes; each id of a page below `_num_ids` is free or
+    in the cache.
     """
 
-    __slots__ = ("_array", "_cache", "_leases")
+    __slots__ = ("_array", "_cache", "_free", "_leases", "_num_ids")
 
     def __init__(self, cache: TokenCache, *, array: Callable[[Sequence[int]], Any]) -> None:
         """Wrap an empty cache.
@@ -80,6 +81,8 @@ class OverTokens:
         self._cache = cache
         self._array = array
         self._leases: dict[int, list[Any]] = {}  # by the last key of the prefix
+        self._free: list[int] = []  # written by: OverTokens
+        self._num_ids = 0  # written by: OverTokens
 
     @property
     def num_pages(self) -> int:
@@ -97,8 +100,14 @@ class OverTokens:
 
     def insert(self, keys: Sequence[int], num_pages: int) -> int:
         """Adopt those of the first `num_pages` pages that are not cached yet, and return how many those are."""
-        tokens = self._array(keys[:num_pages])
-        return num_pages - self._cache.insert(tokens, tokens).num_existing
+        num_lacking = max(0, num_pages - len(self._free))
+        self._free += range(self._num_ids, self._num_ids + num_lacking)
+        self._num_ids += num_lacking
+        first = len(self._free) - num_pages
+        pages = self._free[first:]
+        num_existing = self._cache.insert(self._array(keys[:num_pages]), self._array(pages)).num_existing
+        self._free[first:] = pages[:num_existing]
+        return num_pages - num_existing
 
     def lock(self, keys: Sequence[int], num_pages: int) -> None:
         """Lock the first `num_pages` pages, which are cached, against eviction."""
@@ -116,4 +125,6 @@ class OverTokens:
 
     def evict(self, num_pages: int) -> int:
         """Evict up to `num_pages` unlocked pages, and return how many."""
-        return len(self._cache.evict(num_pages))
+        evicted = self._cache.evict(num_pages).tolist()
+        self._free += evicted
+        return len(evicted)
