@@ -175,6 +175,29 @@ def _scale(x: Any, factor: Any) -> None:
 
 
 @inlined
+def _copy_block(source_at: Any, out_at: Any, num_rows: Any, row_size: Any, size: Any) -> None:
+    """Copy `size` columns of a matrix; zeros if there is no source."""
+    for n in range(num_rows):
+        _copy(0 if source_at == 0 else source_at + 4 * n * row_size, out_at + 4 * n * row_size, size)
+
+
+@inlined
+def _begin_state(
+    scope: Any, grant: Any, matrices_at: Any, passing_at: Any, state_bytes: Any, own: Any, key_dim: Any, value_dim: Any,
+    size: Any,
+) -> Any:  # fmt: skip
+    """Return where a grant leaves its part of a state, `own` bytes behind its begin; the old state is there then."""
+    places = integer_rows(scope[Column.STATES], 0, 2)
+    state_at = matrices_at + np.int64(places[grant, 1]) * state_bytes + own
+    if places[grant, 1] < 0:
+        state_at = passing_at + np.int64(integers(scope[Column.ROWS], 0)[grant]) * state_bytes + own
+    if places[grant, 0] != places[grant, 1]:
+        old_at = 0 if places[grant, 0] < 0 else matrices_at + np.int64(places[grant, 0]) * state_bytes + own
+        _copy_block(old_at, state_at, key_dim, value_dim, size)
+    return state_at
+
+
+@inlined
 def _num_state_blocks(scope: Any, num_heads: Any, value_dim: Any) -> Any:
     return scope[Column.NUM_GRANTS] * num_heads * ((value_dim + VALUES - 1) // VALUES)
 
@@ -214,15 +237,9 @@ def recur(
     size, key_head = min(VALUES, value_dim - first), head // (num_heads // num_key_heads)
     offsets = integers(scope[Column.OFFSETS], 0)
     start, count = np.int64(offsets[grant]), np.int64(offsets[grant + 1]) - np.int64(offsets[grant])
-    places, saves = integer_rows(scope[Column.STATES], 0, 2), integers(scope[Column.SAVES] + 4 * start, 0)
-    state_bytes = 4 * num_heads * key_dim * value_dim
+    saves, state_bytes = integers(scope[Column.SAVES] + 4 * start, 0), 4 * num_heads * key_dim * value_dim
     own = 4 * (head * key_dim * value_dim + first)
-    state_at = matrices_at + np.int64(places[grant, 1]) * state_bytes + own
-    if places[grant, 1] < 0:
-        state_at = passing_at + np.int64(integers(scope[Column.ROWS], 0)[grant]) * state_bytes + own
-    if places[grant, 0] != places[grant, 1]:
-        old_at = 0 if places[grant, 0] < 0 else matrices_at + np.int64(places[grant, 0]) * state_bytes + own
-        _copy_block(old_at, state_at, key_dim, value_dim, size)
+    state_at = _begin_state(scope, grant, matrices_at, passing_at, state_bytes, own, key_dim, value_dim, size)
     num_gates = 2 * num_heads if corrects != 0 else num_heads
     gates = floats(gates_at, 0, num_gates)
     rate, bias = vector(rates_at, num_heads)[head], vector(biases_at, num_heads)[head]
@@ -294,15 +311,9 @@ def recur_by_channel(
     size = min(VALUES, value_dim - first)
     offsets = integers(scope[Column.OFFSETS], 0)
     start, count = np.int64(offsets[grant]), np.int64(offsets[grant + 1]) - np.int64(offsets[grant])
-    places, saves = integer_rows(scope[Column.STATES], 0, 2), integers(scope[Column.SAVES] + 4 * start, 0)
-    state_bytes = 4 * num_heads * key_dim * value_dim
+    saves, state_bytes = integers(scope[Column.SAVES] + 4 * start, 0), 4 * num_heads * key_dim * value_dim
     own = 4 * (head * key_dim * value_dim + first)
-    state_at = matrices_at + np.int64(places[grant, 1]) * state_bytes + own
-    if places[grant, 1] < 0:
-        state_at = passing_at + np.int64(integers(scope[Column.ROWS], 0)[grant]) * state_bytes + own
-    if places[grant, 0] != places[grant, 1]:
-        old_at = 0 if places[grant, 0] < 0 else matrices_at + np.int64(places[grant, 0]) * state_bytes + own
-        _copy_block(old_at, state_at, key_dim, value_dim, size)
+    state_at = _begin_state(scope, grant, matrices_at, passing_at, state_bytes, own, key_dim, value_dim, size)
     rate, biases = vector(rates_at, num_heads)[head], vector(biases_at + 4 * head * key_dim, key_dim)
     decays = np.empty(key_dim, _F)
     for i in range(count):
@@ -334,13 +345,6 @@ def recur_by_channel(
             out[j] += match * value[j]
         if saves[i] >= 0:
             _copy_block(state_at, matrices_at + np.int64(saves[i]) * state_bytes + own, key_dim, value_dim, size)
-
-
-@inlined
-def _copy_block(source_at: Any, out_at: Any, num_rows: Any, row_size: Any, size: Any) -> None:
-    """Copy `size` columns of a matrix; zeros if there is no source."""
-    for n in range(num_rows):
-        _copy(0 if source_at == 0 else source_at + 4 * n * row_size, out_at + 4 * n * row_size, size)
 
 
 RECURRENCE = Unit("recurrence", convolve, recur)
