@@ -31,6 +31,7 @@ from gpu_checks.families import check_families
 from gpu_checks.features import check_drafts, check_ranks, check_reports, check_sampling
 from gpu_checks.host import Host, Skipped, open_host
 from gpu_checks.numerics import KERNELS, check_attention, check_operations, check_repeats
+from gpu_checks.recurrence import check_recurrence
 from gpu_checks.scenarios import check_echo, check_tiers
 from gpu_checks.server import check_server
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import compile_kernels
@@ -70,6 +71,7 @@ CHECKS: dict[str, Callable[[Host], str]] = {
     "repeats": check_repeats,
     "experts": check_experts,
     "adapters": check_adapters,
+    "recurrence": check_recurrence,
     "logits": check_logits,
     "families": check_families,
     "answers": check_answers,
