@@ -267,7 +267,7 @@ FAULTS: dict[str, list[Edit]] = {
         (DraftedRuns, "lay_out", "np.where(drafts, starts, starts + grants.counts)", "starts + grants.counts")
     ],
     "copies by the position of the plan": [
-        (passes, "_lay_out_states", "integers_at(scope[Column.STARTS], num_grants),", "grants.starts,")
+        (passes, "_lay_out_states", "integers_at(scope[Column.STARTS], num_grants)", "grants.starts")
     ],
 }  # fmt: skip
 

@@ -9,9 +9,7 @@ a chunk). So what `test_parity.py` compares with `transformers` holds for all of
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,7 @@ import pytest
 from families.case import build
 from families.changed import disturbed, with_next_prediction, with_prediction
 from families.registry import CASES, RECURRENT
-from pagewood.engine.api import Grammar, PoolingParams
-from scenarios.scenario import Arrival, Scenario
-from speculating import Drafter, Report, arrival, plain_engines, run, traffic
+from speculating import Drafter, Report, mixed_load, plain_engines, run
 
 FEW = ("gemma4-small", "llama4", "gpt-oss", "deepseek3", "lfm2", "qwen3-next")
 """Two sizes of heads and KV of earlier layers; attention within chunks; sinks and experts; latents; states."""
@@ -30,37 +26,11 @@ PREDICTING = ("deepseek3", "deepseek3-dense", "deepseek32", "glm4-moe", "glm4-li
 """Families whose checkpoints may have a layer for multi-token prediction, in the naming of DeepSeek and GLM."""
 NEXT_PREDICTING = ("qwen3-next", "qwen3.5", "qwen3.5-moe", "qwen3.5-vl", "qwen3.5-vl-moe")
 """Those in the naming of Qwen."""
-MAX_LENGTH = 48
 
 
 def marked(names: Any) -> list[Any]:
     """Return the names, most of them as slow tests."""
     return [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-def mixed_load(seed: int, *, temperature: float = 0.8, **config: Any) -> Scenario:
-    """Return requests for more tokens than a tiny memory holds."""
-    rng = random.Random(seed)
-    stem = [rng.randrange(3, 40) for _ in range(20)]
-    arrivals: list[Arrival] = []
-    for number in range(14):
-        prompt = stem[: rng.choice((0, 9, 20))] + [rng.randrange(3, 40) for _ in range(rng.randint(1, 10))]
-        prompt += stem[:2] if number % 3 == 2 else []  # so that drafts from the text are found
-        grammar = Grammar(kind="regex", text=f"{number} 12 999 0") if number % 4 == 1 else None
-        one = arrival(
-            prompt, at_step=rng.choice((0, 0, 2, 9)), max_tokens=rng.randint(10, 18), seed=number, grammar=grammar,
-            temperature=temperature * (number % 2), logprobs=2 if number % 3 == 0 else None,
-            prompt_logprobs=1 if number % 6 == 0 else None, repetition_penalty=1.3 if number % 5 == 2 else 1.0,
-        )  # fmt: skip
-        if number % 7 == 4:
-            one = replace(one, pooling=PoolingParams(kind=rng.choice(("last", "mean", "cls")), normalize=False))
-        if number % 7 == 6:
-            one = replace(one, abort_at_step=one.at_step + 12)
-        arrivals.append(one)
-    return traffic(
-        arrivals, num_pages=14, page_size=4, max_length=MAX_LENGTH, max_running=5, chunked_prefill_size=7,
-        schedule_conservativeness=0.02, **config,
-    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -193,12 +193,13 @@ def test_greedy_tokens(pair: Pair, runner: CPURunner, chunk: int) -> None:
 @pytest.mark.usefixtures("small_buffers")
 def test_logits_of_the_cuda_runner(pair: Pair) -> None:
     """On stand-ins, for two prompts in chunks; of a layer that attends within chunks, it takes one such chunk."""
-    if pair.model.config.states is not None:
-        pytest.skip("no device computes recurrent layers yet")
     model = load_model(pair.folder, CUDAOps(flashinfer_torch))
     storage = storage_for(model.config.memory_layout(page_size=PAGE_SIZE), 60)
-    runner = CUDARunner(model, storage, flashinfer_torch, RecordingDevice(), max_rows=2, max_length=160)
-    driver = RowDriver(runner, num_pages=59, page_size=PAGE_SIZE, short_length=model.short_length)
+    states = None if model.config.states is None else allocate(model.config.states, 2 * MOST_ROWS + 1)
+    runner = CUDARunner(model, storage, flashinfer_torch, RecordingDevice(), max_rows=2, max_length=160, states=states)
+    driver = RowDriver(
+        runner, num_pages=59, page_size=PAGE_SIZE, short_length=model.short_length, has_states=states is not None
+    )
     mixers = [layer.mixer for layer in model.config.layers]
     limit = min((one.window or 99 for one in mixers if isinstance(one, AttentionConfig) and one.is_chunked), default=99)
     prompts = [prompt[:limit] for prompt in (_prompts(7)[0], _prompts(7)[6])]

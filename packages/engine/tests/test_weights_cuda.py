@@ -15,6 +15,7 @@ from torch import distributed
 
 from cuda_ranks import use_stand_ins
 from families.case import Case
+from families.registry import CASES
 from pagewood.engine.assembly.cuda import weights
 from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.assembly.cuda.weights import CUDAPart
@@ -77,6 +78,7 @@ EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size"
 WAYS: dict[str, tuple[Case, dict[str, Any]]] = {
     "graphs": (QWEN, {}), "without graphs": (QWEN, {"cuda_graph": False}), "drafts": (QWEN, {"speculative": "ngram"}),
     "biases, sinks and experts": (Case(kind="GptOss", extra=EXPERTS), {"max_length": 60}),
+    "recurrent layers": (CASES["qwen3.5"], {}),
     "norms with an offset": (Case(kind="Gemma2", extra={**HEADS, "sliding_window": 64}), {"max_length": 60}),
 }  # fmt: skip
 
@@ -120,10 +122,15 @@ LEVELS: dict[str, tuple[tuple[SleepTag, ...], bool]] = {
 }
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_memory_is_given_back_and_taken_again(level: str, pair: Pair, parts: list[CUDAPart]) -> None:
+@pytest.mark.parametrize(
+    ("level", "has_states"), [*((level, False) for level in LEVELS), ("KV alone", True), ("weights alone", True)]
+)
+def test_memory_is_given_back_and_taken_again(
+    level: str, has_states: bool, pair: Pair, parts: list[CUDAPart], tmp_path: Path
+) -> None:
     """A request that runs goes on behind it, with the tokens that it would have had."""
     tags, drops = LEVELS[level]
+    pair = make_pair(WAYS["recurrent layers"][0], tmp_path) if has_states else pair
     with bench(pair.old) as own:
         expected, name = own.run(own.submit(PROMPTS[0], num_tokens=30))[0].scores, own.submit(PROMPTS[0], num_tokens=30)
         while name not in own.known:
@@ -134,6 +141,9 @@ def test_memory_is_given_back_and_taken_again(level: str, pair: Pair, parts: lis
         assert held(parts[0]) == tuple(
             0 if tag in tags else size for tag, size in zip(("weights", "kv_cache"), awake, strict=True)
         )
+        states = parts[0]._built.states
+        if states is not None:
+            assert (states.array(0, "tail").untyped_storage().nbytes() == 0) == ("kv_cache" in tags)
         assert own.tell(WakeUp(request_id="wake")).refusal is None
         if drops:
             assert held(parts[0]) == (0, awake[1])

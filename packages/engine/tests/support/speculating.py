@@ -22,6 +22,7 @@ from pagewood.engine.api import (
     Delta,
     EngineConfig,
     FinishReason,
+    Grammar,
     PoolingParams,
     SamplingParams,
     SetPriority,
@@ -481,4 +482,29 @@ def traffic(
     return Scenario(
         config=EngineConfig(page_size=page_size, **config), num_pages=num_pages, max_length=max_length,
         arrivals=tuple(arrivals), eager_steps=frozenset(),
+    )  # fmt: skip
+
+
+def mixed_load(seed: int, *, temperature: float = 0.8, **config: Any) -> Scenario:
+    """Return requests for more tokens than a tiny memory holds."""
+    rng = random.Random(seed)
+    stem = [rng.randrange(3, 40) for _ in range(20)]
+    arrivals: list[Arrival] = []
+    for number in range(14):
+        prompt = stem[: rng.choice((0, 9, 20))] + [rng.randrange(3, 40) for _ in range(rng.randint(1, 10))]
+        prompt += stem[:2] if number % 3 == 2 else []  # so that drafts from the text are found
+        grammar = Grammar(kind="regex", text=f"{number} 12 999 0") if number % 4 == 1 else None
+        one = arrival(
+            prompt, at_step=rng.choice((0, 0, 2, 9)), max_tokens=rng.randint(10, 18), seed=number, grammar=grammar,
+            temperature=temperature * (number % 2), logprobs=2 if number % 3 == 0 else None,
+            prompt_logprobs=1 if number % 6 == 0 else None, repetition_penalty=1.3 if number % 5 == 2 else 1.0,
+        )  # fmt: skip
+        if number % 7 == 4:
+            one = replace(one, pooling=PoolingParams(kind=rng.choice(("last", "mean", "cls")), normalize=False))
+        if number % 7 == 6:
+            one = replace(one, abort_at_step=one.at_step + 12)
+        arrivals.append(one)
+    return traffic(
+        arrivals, num_pages=14, page_size=4, max_length=48, max_running=5, chunked_prefill_size=7,
+        schedule_conservativeness=0.02, **config,
     )  # fmt: skip

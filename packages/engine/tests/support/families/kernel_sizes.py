@@ -49,7 +49,7 @@ def _scaled(fields: Mapping[str, Any], factor: int) -> dict[str, Any]:
             scaled[name] = _VOCAB_SIZE
         elif isinstance(value, dict):
             scaled[name] = _scaled(value, factor)
-        elif name == "mrope_section" or name == "rotary_dim":
+        elif name in ("mrope_section", "rotary_dim", "mamba_d_head"):
             scaled[name] = [size * factor for size in value] if isinstance(value, list) else value * factor
         elif name == "attention_chunk_size":
             scaled[name] = _MAX_POSITION  # shorter chunks are refused on CUDA

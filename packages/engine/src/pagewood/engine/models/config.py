@@ -183,16 +183,8 @@ class ModelConfig:
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
-        """The attention of each layer of a model that has heads.
-
-        Raises:
-            ValueError: a layer has latents instead of heads.
-        """
-        mixers = tuple(layer.mixer for layer in self.layers)
-        heads = tuple(mixer for mixer in mixers if isinstance(mixer, AttentionConfig))
-        if len(heads) < len(mixers):
-            raise ValueError(f"layers must have heads, not latents, got {self.architecture}")
-        return heads
+        """The attention of each layer that has heads."""
+        return tuple(mixer for mixer in self.paged if isinstance(mixer, AttentionConfig))
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

@@ -14,7 +14,6 @@ from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.cpu.encoders import for_encoder
 from pagewood.engine.assembly.cpu.images import ImageUseOfModel
 from pagewood.engine.assembly.cpu.rank import CPURank
-from pagewood.engine.assembly.cpu.states import StateSizes, state_sizes
 from pagewood.engine.assembly.cpu.weights import CPUPart, why_awake, why_fixed
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.model_weights import ModelWeights
@@ -24,6 +23,7 @@ from pagewood.engine.assembly.ranks.expert_options import expert_change
 from pagewood.engine.assembly.ranks.nodes import gathered, threads_of_node
 from pagewood.engine.assembly.ranks.stage_cuts import stage_cuts
 from pagewood.engine.assembly.ranks.stage_place import StagePlace
+from pagewood.engine.assembly.state_sizes import StateSizes, described_states, state_sizes
 from pagewood.engine.assembly.steps.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.tiers.lower_caches import Frames, tiered_cache
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
@@ -91,7 +91,8 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     if config.enable_dp_attention:
         chosen(config.resolved(), Policies(), page_size=config.page_size).check_pools()
     state_bytes = 0 if model_config.states is None else model_config.states.bytes_per_page // num_ranks
-    state_sizes(config, model_config, page_bytes=1, state_bytes=state_bytes)  # refuses before anything is loaded
+    available = available_memory_bytes() // config.ranks_per_node
+    state_sizes(config, model_config, page_bytes=1, state_bytes=state_bytes, available=available)  # refuses early
     images = ImageUseOfModel.of(config, folder, model_config)
     model_config.for_shard(_shard(config))  # what cannot be divided is refused before processes are started
     cuts = stage_cuts(config, folder, model_config, is_stored=config.weights == "auto")
@@ -214,15 +215,8 @@ def _engine(
         parts.num_threads,
         "" if group is None else _described(config),
     )
-    if (layout := parts.model.states) is not None:
-        _log.info(
-            "recurrent layers: %d states of %.1f MB, one for each of %d requests and the others for cached prefixes, "
-            "within prompts every %d tokens",
-            info.num_states,
-            layout.bytes_per_page / 1e6,
-            config.num_rows,
-            info.state_interval,
-        )
+    if parts.model.states is not None:
+        _log.info(described_states(states, config, parts.model.states))
     control = draft_control(config, are_cores_taken=TakenCores())
 
     def make_runner(kv: AnyKV) -> Runner:

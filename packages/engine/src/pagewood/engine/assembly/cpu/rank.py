@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from pagewood.engine.api import EngineConfig, Progress
+from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.cpu.images import ImageUseOfModel
-from pagewood.engine.assembly.cpu.states import StateSizes, state_sizes
 from pagewood.engine.assembly.host_pages import host_pages
 from pagewood.engine.assembly.ranks.expert_options import expert_change, expert_rows
 from pagewood.engine.assembly.ranks.stage_place import StagePlace
+from pagewood.engine.assembly.state_sizes import StateSizes, state_sizes
 from pagewood.engine.core.loop import Runner
 from pagewood.engine.core.memory.page_groups import most_pages
 from pagewood.engine.core.observe.expert_load import ExpertRows
@@ -195,6 +196,7 @@ class CPURank:
             model.whole,
             page_bytes=self.page_bytes,
             state_bytes=0 if states is None else states.bytes_per_page,
+            available=available_memory_bytes() // config.ranks_per_node,
         )
         """How many states of recurrent layers this rank has room for."""
         self._states: PageMemory | None = None

@@ -31,6 +31,7 @@ from pagewood.engine.assembly.named_processors import load_processors
 from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.assembly.ranks.expert_options import expert_change
 from pagewood.engine.assembly.ranks.stage_cuts import stage_cuts
+from pagewood.engine.assembly.state_sizes import StateSizes, described_states, state_sizes
 from pagewood.engine.assembly.steps.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.tiers.lower_caches import tiered_cache
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
@@ -42,6 +43,7 @@ from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.model_folder.vector_tail import read_vector_tail
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.parts.choice import AnyMixer, paged_part, recurrent_part
 from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
@@ -64,7 +66,7 @@ from pagewood.engine.runner.ranks.ranked_weights import RankedWeights
 from pagewood.engine.runner.storage import AnyLayout, storage_for
 from pagewood.engine.runner.trainer_groups import TrainerGroups
 from pagewood.kvpool import JointLayout, LayerGroups
-from pagewood.kvpool.memory import PageMemory, allocate_joint
+from pagewood.kvpool.memory import PageMemory, allocate, allocate_joint
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +82,10 @@ class BuiltRunner:
     model: ModelConfig
     memory: PageMemory
     """KV memory; its last page, or frame, is for the runner itself."""
+    states: PageMemory | None
+    """The memory of states; its last place is for the runner itself. None: no layer is recurrent."""
+    state_sizes: StateSizes
+    """Without that place."""
     num_pages: int
     max_length: int
     windows: tuple[int | None, ...]
@@ -154,6 +160,7 @@ def build_on(
     With several ranks, it is the device of rank 0, and each other one opens its own.
     """
     config, folder = config.resolved(), model_folder(config.model)
+    _check_recurrent(config, ModelConfig.from_folder(folder))
     if config.enable_dp_attention:
         chosen(config, Policies(), page_size=config.page_size).check_pools()
     digest = ModelDigest(folder)
@@ -195,6 +202,8 @@ def _engine_on(
         windows=built.windows,
         short_length=built.model.short_length,
         announces_pages=built.announces_pages,
+        num_states=built.state_sizes.num_places,
+        state_interval=built.state_sizes.interval,
         vector_size=built.model.hidden_size,
         page_bytes=sum(built.page_bytes) // num_pools,
         rank_places=() if ranks is None else ranks.group.places,
@@ -312,9 +321,8 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
     """
     if model.is_encoder:
         raise ValueError(f"device must be cpu for an encoder such as {model.architecture}, got {config.device!r}")
-    if model.states is not None or len(model.paged) < model.num_layers:
-        raise ValueError(f"device must be cpu for recurrent layers as in {model.architecture}, got {config.device!r}")
-    if isinstance(model.layers[0].mixer, LatentAttentionConfig):
+    _check_recurrent(config, model)
+    if isinstance(model.paged[0], LatentAttentionConfig):
         return _needs_of(config, model)
     for head_dim in model.head_dims:
         _check_heads(config, head_dim)
@@ -336,9 +344,8 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
 
 def _needs_of(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
     """Return the attention kernels of the layers of a model."""
-    attention = model.layers[0].mixer
-    if isinstance(attention, LatentAttentionConfig):
-        return [_latent_needs(config, model, attention)]
+    if isinstance(model.paged[0], LatentAttentionConfig):
+        return [_latent_needs(config, model, model.paged[0])]
     kinds: dict[tuple[int, int, bool], set[bool]] = {}
     for one in model.attentions:
         kind = one.head_dim, one.group, one.soft_cap is not None
@@ -357,6 +364,29 @@ def _needs_of(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
         )
         for (head_dim, group, has_soft_cap), has_windows in kinds.items()
     ]
+
+
+def _check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
+    """Refuse what recurrent layers cannot be combined with on CUDA.
+
+    Raises:
+        ValueError: there is such an option.
+    """
+    if model.states is None:
+        return
+    for name, off in (
+        ("speculative", "off"),
+        ("tensor_parallel_size", 1),
+        ("pipeline_parallel_size", 1),
+        ("host_cache_gb", None),
+        ("max_adapters", 0),
+    ):
+        value = getattr(config, name)
+        if value != off:
+            raise ValueError(
+                f"{name} must be {off} for models with recurrent layers such as {model.architecture} on CUDA, "
+                f"got {value}"
+            )
 
 
 def _check_heads(config: EngineConfig, head_dim: int) -> None:
@@ -511,6 +541,10 @@ def build_cuda_runner(
         ),
         page_bytes=parts.page_bytes,
     )
+    states = _state_sizes(config, model.config, budget)
+    if model.config.states is not None:
+        budget = replace(budget, state_bytes=(states.num_places + 1) * model.config.states.bytes_per_page)
+        _log.info(described_states(states, config, model.config.states))
     of_rank = config
     if config.max_total_tokens is not None:  # each rank has its part of the requests, and of their tokens
         of_rank = replace(config, max_total_tokens=config.max_total_tokens // num_pools)
@@ -536,13 +570,15 @@ def build_cuda_runner(
         config.max_chunk_tokens,
         budget,
     )
-    runner, memory = parts.runner(
-        num_pages, max_length=max_length, graph_sizes=sizes, processors=processors, progress=progress
+    runner, memory, state_memory = parts.runner(
+        num_pages, states.num_places, max_length=max_length, graph_sizes=sizes, processors=processors, progress=progress
     )
     return BuiltRunner(
         runner=runner,
         model=model.config,
         memory=memory,
+        states=state_memory,
+        state_sizes=states,
         num_pages=num_pages,
         max_length=max_length,
         windows=groups.windows,
@@ -555,6 +591,13 @@ def build_cuda_runner(
     )
 
 
+def _state_sizes(config: EngineConfig, model: ModelConfig, budget: Budget) -> StateSizes:
+    """Return how many states have a place in what the budget leaves, of which pages take the rest."""
+    size = 0 if model.states is None else model.states.bytes_per_page
+    available = max(0, budget.left_bytes - size)  # without the place of the runner itself
+    return state_sizes(config, model, page_bytes=budget.page_bytes, state_bytes=size, available=available)
+
+
 def _has_float8(device: torch.device) -> bool:
     """Whether kernels of a device can read 8-bit floating point numbers."""
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
@@ -562,7 +605,7 @@ def _has_float8(device: torch.device) -> bool:
 
 def _groups(config: EngineConfig, model: ModelConfig, drafter: LoadedDrafter | None, longest: int) -> LayerGroups:
     """Return the groups of layers whose memory is given back apart."""
-    groups = model.groups(max_length=longest)
+    groups = model.groups(max_length=1 if model.states is not None else longest)  # a state measures hits, no window
     if groups.windows == (None,):
         return groups
     reason = None
@@ -610,11 +653,13 @@ class _Parts:
             return frames
         return frames + -(-more.bytes_per_page * num_groups // self.groups.windows.count(None))
 
-    def kv_bytes(self, num_pages: int) -> int:
-        """Return the size of the memory that `runner` allocates for pages."""
+    def kv_bytes(self, num_pages: int, num_states: int) -> int:
+        """Return the size of the memory that `runner` allocates for pages and states."""
         more = 0 if self.draft_layout is None else self.draft_layout.bytes_per_page
         num_frames = num_pages * len(self.groups.windows)
-        return (num_frames + 1) * self.layout.bytes_per_page + (self.num_drafted(num_frames) + 1) * more
+        states = self.model.config.states
+        size = 0 if states is None else (num_states + 1) * states.bytes_per_page
+        return size + (num_frames + 1) * self.layout.bytes_per_page + (self.num_drafted(num_frames) + 1) * more
 
     def num_drafted(self, num_frames: int) -> int:
         """Return how many pages the drafter has memory for."""
@@ -623,13 +668,14 @@ class _Parts:
     def runner(
         self,
         num_pages: int,
+        num_states: int,
         *,
         max_length: int,
         graph_sizes: Sequence[int] = (),
         processors: Mapping[str, Process] | None = None,
         progress: Progress | None = None,
-    ) -> tuple[CUDARunner, PageMemory]:
-        """Allocate `num_pages` pages and one frame for the runner; return the runner and the memory."""
+    ) -> tuple[CUDARunner, PageMemory, PageMemory | None]:
+        """Allocate pages, places of states, and one frame and place for the runner; return it and both memories."""
         num_frames, more = num_pages * len(self.groups.windows), self.draft_layout
         config, dtype, where = self.config, _dtype_of(self.config), self.device.torch_device
         draft_storage = None
@@ -644,6 +690,8 @@ class _Parts:
             storage, draft_storage = (
                 storage_for(layout, num_frames + 1, memory=view) for layout, view in zip(layouts, views, strict=True)
             )
+        states = self.model.config.states
+        state_memory = None if states is None else allocate(states, num_states + 1, device=where)
         drafter = self.drafter and self.drafter.make(
             draft_storage,
             self.flashinfer,
@@ -673,9 +721,10 @@ class _Parts:
             relay=None if self.rank is None else self.rank.relay,
             division=None if self.rank is None else self.rank.division(config.num_rows, num_frames),
             adapters=self.adapters,
+            states=state_memory,
             progress=progress,
         )
-        return runner, memory
+        return runner, memory, state_memory
 
 
 def _ranked(config: EngineConfig) -> Ranked:
@@ -718,9 +767,7 @@ def _graph_bytes(
         num_ranks * (sum(sizes) + 2 * largest * width) * model.vocab_size * item_bytes
     )  # for verification: one, and a copy
     widest = max(width, 1)
-    sizes_of_layers = (
-        mixer.q_size + layer.feed_forward.size for mixer, layer in zip(model.paged, model.layers, strict=True)
-    )
+    sizes_of_layers = (_mixer_size(layer.mixer) + layer.feed_forward.size for layer in model.layers)
     inputs = 0 if model.inputs is None else model.num_layers * model.inputs.size
     activations = largest * widest * 4 * (model.hidden_size + max(sizes_of_layers) + inputs) * item_bytes
     num_groups = len(model.groups(max_length=longest).windows)
@@ -729,17 +776,24 @@ def _graph_bytes(
     return wrappers + logits + activations + indices + masks + num_graphs * _GRAPH_BYTES
 
 
+def _mixer_size(mixer: AnyMixer) -> int:
+    """Return how many numbers of a token a mixer computes with: queries, and what a convolution reads."""
+    paged, recurrent = paged_part(mixer), recurrent_part(mixer)
+    channels = 0 if recurrent is None else recurrent.state[0].shape[-1]
+    return channels + (0 if paged is None else paged.q_size)
+
+
 def _activation_bytes(parts: _Parts, longest: int) -> int:
     """Compute the largest possible steps; return the bytes that they and the runner's tables take, without KV."""
     config = parts.config
-    batch = largest_batch(config, longest)
-    num_pages = int(batch.page_ids[-1]) + 1
+    batch = largest_batch(config, longest, has_states=parts.model.config.states is not None)
+    num_pages, num_states = int(batch.page_ids[-1]) + 1, 1
 
     def work() -> None:
-        runner, _ = parts.runner(num_pages, max_length=longest)
+        runner, *_ = parts.runner(num_pages, num_states, max_length=longest)
         compute_largest_steps(config, batch, runner, verifies=parts.drafter is not None)
 
     masks = 0
     if parts.drafter is not None:  # for a step that verifies beside the largest chunk of a prompt
         masks = len(set(parts.model.config.windows)) * config.max_chunk_tokens * (longest // 8 + 1)
-    return max(parts.device.peak_bytes(work) - parts.kv_bytes(num_pages), 0) + masks
+    return max(parts.device.peak_bytes(work) - parts.kv_bytes(num_pages, num_states), 0) + masks

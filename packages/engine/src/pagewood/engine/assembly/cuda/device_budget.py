@@ -26,6 +26,17 @@ class Budget:
     activation_bytes: int
     graph_bytes: int
     page_bytes: int
+    state_bytes: int = 0
+    """Of the states of recurrent layers."""
+
+    @property
+    def left_bytes(self) -> int:
+        """What is left for KV memory; negative: it lacks that much."""
+        return int(self.free_bytes * self.mem_fraction) - self._taken_bytes
+
+    @property
+    def _taken_bytes(self) -> int:
+        return self.weight_bytes + self.activation_bytes + self.graph_bytes + self.state_bytes
 
     def num_pages(self, config: EngineConfig) -> int:
         """Return the number of pages of KV memory: as configured, or all that fit besides the runner's own page.
@@ -33,8 +44,7 @@ class Budget:
         Raises:
             ValueError: too few fit.
         """
-        taken = self.weight_bytes + self.activation_bytes + self.graph_bytes
-        left = int(self.free_bytes * self.mem_fraction) - taken
+        taken, left = self._taken_bytes, self.left_bytes
         fitting = max(left, 0) // self.page_bytes - 1
         needed = -(-2 // config.page_size)
         if config.max_total_tokens is not None:
@@ -55,6 +65,8 @@ class Budget:
             f"of {self.free_bytes / MIB:.0f} MiB free, mem_fraction {self.mem_fraction} allows "
             f"{self.free_bytes * self.mem_fraction / MIB:.0f}; weights {self.weight_bytes / MIB:.0f}, "
             f"activations {self.activation_bytes / MIB:.0f}, graphs {self.graph_bytes / MIB:.0f}"
+            + f", states {self.state_bytes / MIB:.0f}"
+            * (self.state_bytes > 0)
         )
 
 
@@ -89,8 +101,11 @@ def largest_verification(config: EngineConfig, batch: Batch) -> Batch:
     )
 
 
-def largest_batch(config: EngineConfig, longest: int) -> Batch:
-    """Return a step with the most tokens that a step may have, in which all rows sample with all filters."""
+def largest_batch(config: EngineConfig, longest: int, *, has_states: bool = False) -> Batch:
+    """Return a step with the most tokens that a step may have, in which all rows sample with all filters.
+
+    If it `has_states`, all rows leave them in one place: their numbers have no meaning.
+    """
     num_rows = config.num_rows
     count = min(-(-(config.max_chunk_tokens + num_rows) // num_rows), longest - 1)
     pages_per_row = -(-count // config.page_size)
@@ -106,6 +121,7 @@ def largest_batch(config: EngineConfig, longest: int) -> Batch:
         token_rows=empty,
         token_positions=empty,
         token_ids=empty,
+        states=np.array([(-1, 0)] * num_rows * has_states, np.int32).reshape(-1, 2),
         rows=rows,
         starts=np.zeros(num_rows, np.int32),
         counts=np.full(num_rows, count, np.int32),

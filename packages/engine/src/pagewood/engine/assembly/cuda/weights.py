@@ -41,8 +41,10 @@ class CUDAPart:
         self.rank = rank
         """Number of the process among the ranks of the model."""
         self._weights = DeviceMemory(self._tensors(built.decoder))
-        layers = range(built.memory.layout.num_layers)
-        self._kv = DeviceMemory([block for layer in layers for block in built.memory.blocks(layer)])
+        memories = [built.memory, *([] if built.states is None else [built.states])]
+        self._kv = DeviceMemory(
+            [block for one in memories for layer in range(one.layout.num_layers) for block in one.blocks(layer)]
+        )
         self._asleep = set[str]()
         """Tags whose memory was given back."""  # contents written by: sleep, _take
 

@@ -81,7 +81,7 @@ def read_exact_linear(
         start += rows
     names = [(f"{prefix}{name}", rows) for name, rows in parts]
     projection = Projection(parts=names, inputs=inputs, order=order, has_bias=bias is not None)
-    return ops.adaptable(ops.exact_linear(torch.cat(numbers), bias), projection)
+    return ops.adaptable(ops.exact_linear(torch.cat(numbers).float(), bias), projection)
 
 
 def order_of_part(order: RowOrder | None, start: int, rows: int) -> RowOrder | None:

@@ -17,8 +17,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pagewood.engine.models.memory import layer_groups
 from pagewood.engine.models.ops import LatentShape, Norm
 from pagewood.engine.models.parts.attention import AttentionConfig
+from pagewood.engine.models.parts.choice import AnyMixer, paged_part
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.runner.cuda import latents
 from pagewood.engine.runner.cuda.attention import (
@@ -216,12 +218,18 @@ class LatentsInPieces:
 class PlannedLatentAttention:
     """The attention of one step; satisfies `models.ops.Attention`."""
 
-    __slots__ = ("_flashinfer", "_kernels", "_places", "_storage")
+    __slots__ = ("_flashinfer", "_groups", "_kernels", "_places", "_storage")
 
     def __init__(
-        self, flashinfer: FlashInfer, storage: LatentStorage, kernels: LatentKernels | VerifyPieces, places: Places
+        self,
+        flashinfer: FlashInfer,
+        storage: LatentStorage,
+        groups: LayerGroups,
+        kernels: LatentKernels | VerifyPieces,
+        places: Places,
     ) -> None:
-        """Use kernels that are planned before `run` is called."""
+        """Use kernels that are planned before `run` is called, and the place of each layer in its group."""
+        self._groups = groups
         self._flashinfer = flashinfer
         self._storage = storage
         self._kernels = kernels
@@ -241,7 +249,8 @@ class PlannedLatentAttention:
         assert v is None, "latents are values too"
         assert sinks is None
         assert biases is None
-        layout, places, parts = self._storage.layout, self._places, self._storage.parts(layer)
+        _, number = self._groups.places[layer]
+        layout, places, parts = self._storage.layout, self._places, self._storage.parts(number)
         if places.is_finite is not None:
             k = torch.where(places.is_finite, k.nan_to_num(0.0, 0.0, 0.0), k)
         self._flashinfer.append_paged_mla_kv_cache(
@@ -249,7 +258,7 @@ class PlannedLatentAttention:
             places.kv_indices, places.kv_indptr, places.last_page_len,
         )  # fmt: skip
         queries = q.view(len(q), -1, layout.latent_dim + layout.rope_dim)
-        return self._kernels.run(queries, self._storage.layer(layer), places).flatten(1)
+        return self._kernels.run(queries, self._storage.layer(number), places).flatten(1)
 
 
 class PagedLatentAttention:
@@ -265,6 +274,7 @@ class PagedLatentAttention:
         flashinfer: FlashInfer,
         storage: LatentStorage,
         layers: Sequence[LatentAttentionConfig],
+        groups: LayerGroups,
         *,
         dtype: str,
         max_length: int,
@@ -277,6 +287,7 @@ class PagedLatentAttention:
             flashinfer: the module, or an object with the same functions.
             storage: the memory of latents.
             layers: the attention of each layer.
+            groups: of the layers: one, in which a layer has a place in the memory.
             dtype: of queries and results.
             max_length: longest sequence.
             batch_invariant: whether all steps are computed in pieces; see `invariance`.
@@ -293,9 +304,7 @@ class PagedLatentAttention:
         self._storage = storage
         own = layers[0].shape
         heads = HeadShape(num_heads=own.num_heads, num_kv_heads=1, head_dim=own.latent_size, scale=layers[0].scale)
-        self.shape = AttentionShape(
-            windows=[None] * len(layers), heads={-1: heads}, groups=LayerGroups.whole(len(layers)), dtype=dtype
-        )
+        self.shape = AttentionShape(windows=[None] * len(layers), heads={-1: heads}, groups=groups, dtype=dtype)
         self._pieces = (
             LatentsInPieces(storage, layers[0], max_length=max_length) if batch_invariant or verifies else None
         )
@@ -353,7 +362,7 @@ class PagedLatentAttention:
 
     def over(self, kernels: LatentKernels | VerifyPieces, places: Places) -> PlannedLatentAttention:
         """Return the attention that a model calls: `kernels` for tokens at `places`."""
-        return PlannedLatentAttention(self._flashinfer, self._storage, kernels, places)
+        return PlannedLatentAttention(self._flashinfer, self._storage, self.shape.groups, kernels, places)
 
     def _kernels_for(self, memory: Places | None) -> LatentKernels:
         workspace, pieces = self._flashinfer_workspace, self._pieces
@@ -369,7 +378,7 @@ AnyAttention = FlashInferAttention | PagedLatentAttention
 def attention_over(
     flashinfer: FlashInfer,
     storage: AnyStorage,
-    layers: Sequence[AttentionConfig | LatentAttentionConfig],
+    layers: Sequence[AnyMixer],
     *,
     dtype: str,
     max_length: int,
@@ -379,17 +388,22 @@ def attention_over(
 ) -> AnyAttention:
     """Return the attention of a model over its memory; see `FlashInferAttention` and `PagedLatentAttention`.
 
+    Layers without pages stand in the place of the first one with pages, see `models.memory.layer_groups`.
+
     Raises:
         ValueError: the memory does not hold what the layers need; or FlashInfer has no kernels for that.
     """
-    heads = [layer for layer in layers if isinstance(layer, AttentionConfig)]
-    latent = [layer for layer in layers if isinstance(layer, LatentAttentionConfig)]
+    paged = [paged_part(layer) for layer in layers]
+    first, groups = next(layer for layer in paged if layer is not None), groups or layer_groups(layers)
+    own = [layer or first for layer in paged]
+    heads = [layer for layer in own if isinstance(layer, AttentionConfig)]
+    latent = [layer for layer in own if isinstance(layer, LatentAttentionConfig)]
     if isinstance(storage, KVStorage) and not latent:
         shape = AttentionShape.of(heads, dtype=dtype, groups=groups)
         return FlashInferAttention(flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=verifies)
     if isinstance(storage, LatentStorage) and not heads:
         return PagedLatentAttention(
-            flashinfer, storage, latent, dtype=dtype, max_length=max_length, batch_invariant=batch_invariant,
+            flashinfer, storage, latent, groups, dtype=dtype, max_length=max_length, batch_invariant=batch_invariant,
             verifies=verifies,
         )  # fmt: skip
     raise ValueError(

@@ -62,10 +62,12 @@ from pagewood.engine.runner.cuda.latent_attention import AnyAttention, attention
 from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
 from pagewood.engine.runner.cuda.stage_relay import StageRelay
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
+from pagewood.engine.runner.cuda.state_memory import CUDARecurrence, CUDAStates
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
 from pagewood.engine.runner.processors import Process, RowProcessors, processed
 from pagewood.engine.runner.storage import AnyStorage
 from pagewood.kvpool import LayerGroups
+from pagewood.kvpool.memory import PageMemory
 
 WITNESS_WORDS = 8
 """Words of what a rank says of a step beside its tokens."""
@@ -295,8 +297,8 @@ class CUDARunner:
     __slots__ = (
         "_adapters", "_adjustments", "_attention", "_device", "_division", "_drafter", "_feature_memory", "_features",
         "_filters", "_graphs", "_head", "_held", "_inexact", "_learned", "_lengths", "_mask_windows", "_max_drafts",
-        "_model", "_num_launched", "_page_table", "_planned", "_processors", "_ranked", "_relay", "_reports",
-        "_rotations", "_shifts", "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
+        "_model", "_num_launched", "_page_table", "_planned", "_processors", "_ranked", "_recurrent", "_relay",
+        "_reports", "_rotations", "_shifts", "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
 
     def __init__(
@@ -322,6 +324,7 @@ class CUDARunner:
         relay: StageRelay | None = None,
         division: RequestDivision | None = None,
         adapters: CUDAAdapters | None = None,
+        states: PageMemory | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Allocate the tables and capture the graphs.
@@ -352,6 +355,8 @@ class CUDARunner:
             division: of the requests among ranks, each of which has pages of its own; None: this one has all, or its
                 part of all.
             adapters: of the model's projections; None: there are none.
+            states: the memory of the states of recurrent layers; the runner uses the last place itself. None: no layer
+                is recurrent.
             progress: gets a report of every graph.
 
         Raises:
@@ -368,6 +373,7 @@ class CUDARunner:
             windows=windows,
             long_shift=long_shift(model.short_length),
             has_pages=num_drafted_pages is not None,
+            num_states=0 if states is None else states.num_pages,
         )
         if (max_rows + 1) * (max_length + 1) >= 1 << 31:
             raise ValueError(f"max_rows * max_length must be < 2**31, got {max_rows} * {max_length}")
@@ -422,10 +428,15 @@ class CUDARunner:
             self._lengths = torch.ones(max_rows + 1, **options)
             """[rows] known tokens of rows that may be inexact; contents written by: launch"""
             self._graphs, self._verify_graphs = DecodeGraphs({}), VerifyGraphs({})  # written by: _capture, drop_graphs
+            layers = (
+                [] if attention is not None else [one.mixer for one in cast("Decoder[Tensor]", model).config.layers]
+            )
+            self._recurrent = (
+                None if states is None else CUDAStates(states, layers, largest=max(graph_sizes, default=0))
+            )
             planned = None
             if attention is None:
                 assert flashinfer is not None
-                layers = cast("Decoder[Tensor]", model).config.paged
                 attention = planned = attention_over(
                     flashinfer, storage, layers, dtype=dtype, max_length=max_length, batch_invariant=batch_invariant,
                     verifies=self._drafter is not None, groups=groups,
@@ -458,6 +469,8 @@ class CUDARunner:
         if self._adapters is not None:
             self._adapters.is_used = True
         with device.computing():
+            if self._recurrent is not None:
+                self._recurrent.clear_graph()
             self._graphs = capture_graphs(
                 sizes,
                 attention,
@@ -684,6 +697,8 @@ class CUDARunner:
             arrays, frames = _host_arrays(host, is_decode=True), indices[: len(self._tables.windows)]
             if self._relay is not None:
                 self._relay.fill_graph(size)
+            if self._recurrent is not None:
+                self._recurrent.fill_graph(step)
             logits = graph.launch(arrays, step.sources, step.positions, frames, slot.plans)
             if self._relay is not None:
                 self._relay.send_graph(size)
@@ -1090,7 +1105,8 @@ class CUDARunner:
         places = _places(step, indices[: len(self._tables.windows)])
         planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
         if division is None:
-            return self._last_states(step.sources, step.positions, planned, _wanted(step))
+            recurrence = None if self._recurrent is None else self._recurrent.of_step(host, step)
+            return self._last_states(step.sources, step.positions, planned, _wanted(step), recurrence=recurrence)
         states = self._last_states(step.sources, step.positions, planned, step.wanted, division)
         return states.index_select(0, step.gathered)
 
@@ -1153,6 +1169,8 @@ class CUDARunner:
         attention: Any,
         wanted: Tensor,
         division: DividedRows | None = None,
+        *,
+        recurrence: CUDARecurrence | None = None,
     ) -> Tensor:
         """Queue the model; return the states of the wanted tokens after the last norm, or what a stage has sent.
 
@@ -1168,6 +1186,7 @@ class CUDARunner:
             places = positions + self._shifts.index_select(0, rows)
         rotations = [(places, table) for table in self._rotations]
         more: dict[str, Any] = {} if division is None else {"division": division}
+        more |= {} if recurrence is None else {"recurrence": recurrence}
         last, states = self._model.states(
             self._tokens.index_select(0, sources), rotations, attention, wanted, captured=captured, **more
         )
@@ -1180,7 +1199,8 @@ class CUDARunner:
             rows, size = None, len(positions)
             if self._division is not None:
                 rows = self._division.rows(size, size, size, size)
-            states = self._last_states(sources, positions, attention, wanted, rows)
+            recurrence = None if self._recurrent is None else self._recurrent.of_graph(size)
+            states = self._last_states(sources, positions, attention, wanted, rows, recurrence=recurrence)
         else:
             with self._relay.in_graph():
                 states = self._last_states(sources, positions, attention, wanted)

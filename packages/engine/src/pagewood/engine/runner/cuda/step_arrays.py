@@ -16,7 +16,9 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cuda.attention import PageArrays, offsets_of
 from pagewood.engine.runner.cuda.pool import pooled_tokens
+from pagewood.engine.runner.state_saves import state_saves
 
+_EMPTY = np.empty(0, np.int32)
 X = TypeVar("X")
 """An array type: numpy's on the host, torch's in pinned memory or on the device."""
 
@@ -38,6 +40,8 @@ class TableShape:
     """How far the place of a position in a long request is behind it in the tables of rotations, see `models.rope`."""
     has_pages: bool = False
     """Whether the table of the pages' own ids is behind those of the groups, see `EngineInfo.announces_pages`."""
+    num_states: int = 0
+    """Places of states, see `CUDAStates`; grants that pad a graph write the last one. 0: no layer is recurrent."""
 
     @property
     def num_tables(self) -> int:
@@ -91,6 +95,11 @@ class StepArrays(Generic[X]):
     """[G] positions in the last page of each grant."""
     kv_lens: X
     """[G] positions that each grant attends to."""
+    states: X
+    """[2G] without empty grants: the place of the state that each reads, and of that which it leaves; [0] if no layer
+    is recurrent."""
+    state_saves: X
+    """[T] place that gets a copy of the state behind each token; -1: no place. [0] if no layer is recurrent."""
     wanted: X
     """[max(S, 1)] tokens whose logits are needed; at least one, because kernels do not accept an empty array. Where
     tokens are divided among ranks by request, all that are needed of those of this rank."""
@@ -152,6 +161,7 @@ def step_arrays(
         page_shifts=extended(rows * np.int32(tables.pages_per_row) - pages.kv_indptr[:-1], num_empty, 0),
         last_page_len=extended(pages.last_page_len, num_empty, 1),
         kv_lens=extended(kv_lens, num_empty, 0),
+        **_states(batch, tables, starts, counts),
         wanted=wanted if len(wanted) else np.zeros(1, np.int32),
         gathered=np.empty(0, np.int32),
         scored=scored_tokens(batch, offsets),
@@ -160,6 +170,15 @@ def step_arrays(
         sampling=batch.sampling.flat(),
         drawn_positions=ends,
     )
+
+
+def _states(batch: Batch, tables: TableShape, starts: Int32, counts: Int32) -> dict[str, Int32]:
+    """Return the places of states of a step's grants and of those that pad it, under the names of `StepArrays`."""
+    if not tables.num_states:
+        return {"states": _EMPTY, "state_saves": _EMPTY}
+    own = np.full((len(starts), 2), (-1, tables.num_states - 1), np.int32)
+    own[: len(batch.rows)] = batch.states
+    return {"states": own.ravel(), "state_saves": state_saves(batch.state_copies, starts, counts)}
 
 
 def scored_tokens(batch: Batch, offsets: Int32) -> Int32:

@@ -30,6 +30,7 @@ from pagewood.engine.runner.cpu.compiled.pool import pool
 from pagewood.engine.runner.cpu.compiled.rows import columns
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.tape import Buffer, Operand, Scope, Tape, integers_at
+from pagewood.engine.runner.state_saves import state_saves
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -406,14 +407,8 @@ def _lay_out_states(scope: Int64, grants: Grants) -> None:
     """Fill the tables of states of a scope."""
     num_grants, num_tokens = len(grants.rows), int(grants.counts.sum())
     integers_at(scope[Column.STATES], 2 * num_grants)[:] = grants.states.ravel()
-    saves = integers_at(scope[Column.SAVES], num_tokens)
-    saves[:] = -1
-    if len(grants.state_copies):
-        grant, length, place = grants.state_copies.T
-        starts, firsts = integers_at(scope[Column.STARTS], num_grants), np.cumsum(grants.counts) - grants.counts
-        index = length - 1 - starts[grant]  # of the last token before the copy, in its grant
-        here = (index >= 0) & (index < grants.counts[grant])
-        saves[(firsts[grant] + index)[here]] = place[here]
+    starts = integers_at(scope[Column.STARTS], num_grants)
+    integers_at(scope[Column.SAVES], num_tokens)[:] = state_saves(grants.state_copies, starts, grants.counts)
 
 
 def _columns(x: Buffer, start: int, size: int) -> Buffer:

@@ -1,11 +1,10 @@
-"""The memory of recurrent states on a machine's own memory."""
+"""How many states of recurrent layers there are: one for each request that runs, and those that the cache keeps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from pagewood.engine.api import EngineConfig
-from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.models.config import ModelConfig
 from pagewood.kvpool import StateLayout
 
@@ -24,7 +23,9 @@ class StateSizes:
     interval: int = 0
 
 
-def state_sizes(config: EngineConfig, model: ModelConfig, *, page_bytes: int, state_bytes: int) -> StateSizes:
+def state_sizes(
+    config: EngineConfig, model: ModelConfig, *, page_bytes: int, state_bytes: int, available: int
+) -> StateSizes:
     """Return how many states have a place, and how far apart those within a prompt are; see `EngineConfig`.
 
     States within a prompt take no more memory than its pages.
@@ -34,6 +35,7 @@ def state_sizes(config: EngineConfig, model: ModelConfig, *, page_bytes: int, st
         model: all of it.
         page_bytes: of a page on a rank.
         state_bytes: of a state on a rank; 0: no layer of its stage is recurrent.
+        available: bytes of memory for the states of a rank, and for its pages.
 
     Raises:
         ValueError: a state of each request that may run does not fit, or the configuration cannot be combined with
@@ -46,7 +48,7 @@ def state_sizes(config: EngineConfig, model: ModelConfig, *, page_bytes: int, st
             )
         return StateSizes()
     _check(config)
-    size, num_rows, available = state_bytes, config.num_rows, available_memory_bytes() // config.ranks_per_node
+    size, num_rows = state_bytes, config.num_rows
     if config.speculative != "off":
         available = max(0, available - num_rows * _drafted_bytes(model.states, config.speculative_num_tokens))
     least = num_rows if config.state_places is None else config.state_places
@@ -63,6 +65,14 @@ def state_sizes(config: EngineConfig, model: ModelConfig, *, page_bytes: int, st
     )
     num_pages = max(-(-size // page_bytes), -(-_LEAST_INTERVAL // config.page_size))
     return StateSizes(num_places=num_places, interval=num_pages * config.page_size)
+
+
+def described_states(sizes: StateSizes, config: EngineConfig, layout: StateLayout) -> str:
+    """Return the sizes in words."""
+    return (
+        f"recurrent layers: {sizes.num_places} states of {layout.bytes_per_page / 1e6:.1f} MB, one for each of "
+        f"{config.num_rows} requests and the others for cached prefixes, within prompts every {sizes.interval} tokens"
+    )
 
 
 def _drafted_bytes(states: StateLayout, num_drafts: int) -> int:

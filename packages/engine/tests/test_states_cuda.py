@@ -1,0 +1,321 @@
+"""Recurrent layers on CUDA, with stand-ins: kernels, steps, whole engines.
+
+`test_parity.py` compares the runner's logits with those of `transformers`, for every family.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import speculating
+from answered import answers_to, request, tokens_of
+from families.case import build
+from families.registry import CASES
+from pagewood.engine.api import EngineConfig, SamplingParams
+from pagewood.engine.assembly.cuda import build as build_cuda
+from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Engine
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.model_folder.load import load_model
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.runner.cuda import ops, recurrence, step_arrays
+from pagewood.engine.runner.cuda.runner import CUDARunner
+from pagewood.engine.runner.storage import storage_for
+from pagewood.kvpool.memory import PageMemory, allocate
+from real_configs import REAL
+from row_driver import MOST_ROWS, DrivenSequence, RowDriver
+from seeded_faults import Edit, assert_found
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
+
+pytestmark = pytest.mark.usefixtures("small_buffers", "gates_by_element")
+
+KINDS = ("qwen3-next", "granite4-states", "lfm2", "kimi-linear", "falcon-h1")
+"""A gated delta rule, Mamba 2, a short convolution, decays of channels, and Mamba 2 beside attention."""
+PAGE_SIZE, NUM_PAGES = 4, 100
+PROMPTS = [[(7 * place + 11 * number) % 90 for place in range(length)] for number, length in enumerate((22, 1, 9, 30))]
+
+INTERPRETED = """
+import torch
+from gpu_checks.recurrence import compare_recurrence
+
+delta, space = {"corrects": True}, {"corrects": False, "values_first": True}
+heads = [(2, 1, 12, 40, delta), (2, 2, 8, 33, {**delta, "most_strength": 2}), (2, 1, 16, 8, space)]
+heads.append((2, 2, 8, 16, {**delta, "decays_by_channel": True}))
+print(compare_recurrence(torch.device("cpu"), [(300, 4), (20, 3)], heads))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with torch for CUDA only")
+def test_the_kernels_in_their_interpreter() -> None:
+    """They compute what torch does, and a token has the same bits in a prompt, in parts of it, and alone."""
+    tools = str(Path(__file__).parents[3] / "tools")
+    path = os.pathsep.join([tools, *filter(None, [os.environ.get("PYTHONPATH")])])
+    # Triton reads this when it is imported, so in a process of its own.
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, check=True)
+
+
+@pytest.fixture
+def gates_by_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, torch's functions have other bits in the last numbers of an array, which fill no vector instruction."""
+    plain = ops.gated_columns
+    monkeypatch.setattr(ops, "gated_columns", lambda x, gate: plain(x.double(), gate).to(x.dtype))
+
+
+@pytest.fixture(scope="module", params=[KINDS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS[1:])])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp(request.param)
+    case = CASES[request.param]
+    if request.param == "kimi-linear":  # without experts, which have other bits with other rows where torch computes
+        dense = {**case.extra, "mlp_layer_types": ["dense"] * 3}
+        case = replace(case, extra=dense, file={**case.file, "first_k_dense_replace": 3})
+    build(case, found)
+    return found
+
+
+class Bench:
+    """A batch-invariant runner whose calls are recorded, and what drives it."""
+
+    def __init__(self, folder: Path, *, sizes: tuple[int, ...] = ()) -> None:
+        self.device = RecordingDevice()
+        model = load_model(folder, build_cuda.cuda_ops(flashinfer_torch, torch.device("cpu"), batch_invariant=True))
+        assert model.config.states is not None
+        storage = storage_for(model.config.memory_layout(page_size=PAGE_SIZE), NUM_PAGES + 1)
+        self.states: PageMemory = allocate(model.config.states, 2 * MOST_ROWS + 1)
+        for layer in range(self.states.layout.num_layers):
+            for block in self.states.blocks(layer):
+                block.view(torch.float32).fill_(1e3)  # a place that nothing was left in must not count
+        self.runner = CUDARunner(
+            model, storage, flashinfer_torch, self.device, max_rows=16, max_length=64, batch_invariant=True,
+            graph_sizes=sizes, states=self.states,
+        )  # fmt: skip
+        self.driver = RowDriver(self.runner, num_pages=NUM_PAGES, page_size=PAGE_SIZE, has_states=True)
+        self.device.waits.clear()
+
+    def logits(self, work: list[tuple[DrivenSequence, int]]) -> list[Tensor]:
+        """Return the logits of the next positions of some sequences, of each those that a step computes."""
+        batch = self.driver.batch(work)
+        return list(self.runner.forward(batch).split(batch.counts.tolist()))
+
+    def prompt_logits(self, sequence: DrivenSequence, chunk: int) -> Tensor:
+        """Return the logits of a prompt, of as many positions at a time."""
+        found: list[Tensor] = []
+        while sequence.num_computed < sequence.num_prompt:
+            found += self.logits([(sequence, chunk)])
+        return torch.cat(found)
+
+    def kept(self, places: list[int]) -> list[Tensor]:
+        """Return what places hold of states, in all layers."""
+        layers = range(self.states.layout.num_layers)
+        return [block[places].clone() for layer in layers for block in self.states.blocks(layer)]
+
+
+def same_bits(folder: Path) -> None:
+    """Check that the logits of prompts have the same bits whole, cut, in a crowd, behind a hit and behind a fork."""
+    one = Bench(folder)
+    whole = [one.prompt_logits(one.driver.add(prompt), 64) for prompt in PROMPTS]
+    for chunk in (1, 5):
+        cut = Bench(folder)
+        for prompt, expected in zip(PROMPTS, whole, strict=True):
+            assert torch.equal(cut.prompt_logits(cut.driver.add(prompt), chunk), expected)
+    crowd = Bench(folder)
+    added = [crowd.driver.add(prompt) for prompt in PROMPTS]
+    found: list[list[Tensor]] = [[] for _ in added]
+    while live := [i for i, sequence in enumerate(added) if sequence.num_computed < sequence.num_prompt]:
+        for i, logits in zip(live, crowd.logits([(added[i], 3 + i) for i in live]), strict=True):
+            found[i].append(logits)
+    for own, expected in zip(found, whole, strict=True):
+        assert torch.equal(torch.cat(own), expected)
+    for number in (0, 3):  # two go on behind a hit, in one step, and the snapshot stays as it is
+        num_pages, prompt = len(PROMPTS[number]) // PAGE_SIZE, PROMPTS[number]
+        prompts = [prompt, [*prompt[: num_pages * PAGE_SIZE], 5, 17, 2]]
+        hits = [crowd.driver.add(one, share=added[number], num_shared_pages=num_pages) for one in prompts]
+        before = crowd.kept([MOST_ROWS + added[number].row])
+        logits = crowd.logits([(hit, 2) for hit in hits])
+        again = crowd.driver.add(prompts[1], share=added[number], num_shared_pages=num_pages)
+        logits += crowd.logits([(again, 2)])
+        assert torch.equal(logits[0], whole[number][num_pages * PAGE_SIZE :][:2])
+        assert torch.equal(logits[1], logits[2])
+        plain = Bench(folder)
+        expected = plain.prompt_logits(plain.driver.add(prompts[1]), 64)[num_pages * PAGE_SIZE :]
+        assert torch.equal(torch.cat([logits[1], *crowd.logits([(hits[1], 9)])]), expected)
+        for left, right in zip(before, crowd.kept([MOST_ROWS + added[number].row]), strict=True):
+            assert torch.equal(left, right)
+
+
+def test_chunks_crowds_and_hits_do_not_change_a_bit(folder: Path) -> None:
+    same_bits(folder)
+
+
+def test_graphs_leave_the_same_states_and_wait_for_nothing(folder: Path) -> None:
+    """Six sequences of two lengths, in graphs with padding and without graphs, greedy and seeded."""
+    found: list[tuple[list[list[int]], list[Tensor]]] = []
+    for sizes in ((), (2, 8)):
+        own = Bench(folder, sizes=sizes)
+        prompts = [PROMPTS[i % 4][: 9 + i] for i in range(6)]
+        added = [
+            own.driver.add(prompt, sampling=SamplingParams(temperature=0.7 * (i % 2)), seed=i)
+            for i, prompt in enumerate(prompts)
+        ]
+        with own.device.watching():
+            own.driver.generate(added[:4], num_tokens=9, chunk=6)
+        own.runner.drop_graphs()
+        own.runner.capture_graphs()  # while there are states
+        with own.device.watching():
+            own.driver.generate(added, num_tokens=12, chunk=1)  # the last two keep copies in graphs
+        assert set(own.device.waits) == {"event.synchronize", "device.finish"}
+        assert (own.device.num_replayed > 0) == bool(sizes)
+        found.append(([one.output for one in added], own.kept([*range(6), *range(MOST_ROWS, MOST_ROWS + 6)])))
+    (plain, before), (in_graphs, behind) = found
+    assert in_graphs == plain
+    assert all(torch.equal(left, right) for left, right in zip(before, behind, strict=True))
+
+
+def engine_on(device: RecordingDevice, config: EngineConfig, *, inbox: MemoryInbox, outbox: MemoryOutbox) -> Engine:
+    own = replace(config, device="cuda", dtype="float32", num_threads=None)
+    return build_cuda.build_on(device, flashinfer_torch, own, inbox=inbox, outbox=outbox)
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let `speculating` build batch-invariant engines on recording devices, also those of which it takes answers."""
+
+    def made(config: EngineConfig, *, inbox: MemoryInbox, outbox: MemoryOutbox) -> Engine:
+        config = replace(config, batch_invariant=True)
+        return engine_on(RecordingDevice(), config, inbox=inbox, outbox=outbox)
+
+    monkeypatch.setattr(speculating, "build_engine", made)
+    monkeypatch.setattr(build_cuda, "grammar_compiler", speculating.echo_compiler)
+    with speculating.plain_engines():
+        yield
+
+
+@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize("state_places", [None, pytest.param(5, marks=pytest.mark.slow)])
+def test_everything_at_once(folder: Path, state_places: int | None) -> None:
+    """Prompts that begin alike, in chunks, preempted; grammars, log probabilities, vectors, aborts: to the bit, answers
+    are those to one request at a time without a cache."""
+    report = speculating.run(
+        speculating.mixed_load(0, overlap=True), model=folder, drafter=None, state_places=state_places
+    )
+    assert report.num_cached_tokens > 0
+    assert report.num_preempted > 0
+    assert report.num_aborted > 0
+
+
+def test_answers_are_those_of_the_cpu_and_hits_follow_a_flush(folder: Path) -> None:
+    """Forks of one prompt with seeds of their own; nothing waits but for steps."""
+    options: dict[str, Any] = {
+        "model": str(folder), "max_running": 4, "max_length": 64, "max_total_tokens": 256, "page_size": 4,
+        "chunked_prefill_size": 9,
+    }  # fmt: skip
+    found: list[list[list[int]]] = []
+    device = RecordingDevice()
+    for is_cuda in (False, True):
+        inbox, outbox = MemoryInbox(), MemoryOutbox()
+        config = EngineConfig(**options)
+        if is_cuda:
+            engine = engine_on(device, config, inbox=inbox, outbox=outbox)
+        else:
+            engine = build_engine(replace(config, num_threads=1), inbox=inbox, outbox=outbox)
+        device.waits.clear()
+        answers: list[list[int]] = []
+        for turn in range(2):
+            requests = [
+                request(f"{turn} {i} {len(prompt)}", prompt, max_tokens=14, temperature=0.9 * (i > 0), seed=i)
+                for prompt in PROMPTS[::3]
+                for i in range(3)
+            ]
+            with device.watching():
+                ends = answers_to(engine, inbox, outbox, requests)
+            answers += map(tokens_of, ends)
+            assert sum(end[-1].num_cached_tokens for end in ends) > 20 * turn - 1
+        assert set(device.waits) <= {"event.synchronize"}
+        engine.close()
+        found.append(answers)
+    assert found[0] == found[1]
+    assert found[0][:6] == found[0][6:]
+    assert device.num_replayed > 0
+
+
+_OWN, _LAST = "own[: len(batch.rows)] = batch.states", "[1 : len(targets) + 1].long() - 1"
+FAULTS: dict[str, list[Edit]] = {
+    "a snapshot of the position behind": [(step_arrays, "state_saves", "length - 1 - starts", "length - starts")],
+    "a state that forks share": [
+        (step_arrays, "_states", _OWN, f"{_OWN}\n    own[:, 1] = np.where(own[:, 0] < 0, own[:, 1], own[:, 0])")
+    ],
+    "the convolution's state one position late": [
+        (recurrence, "convolve", f"step.offsets{_LAST}", f"(step.offsets{_LAST} - 1).clamp(min=0)")
+    ],
+    "the state of another row": [(step_arrays, "_states", _OWN, _OWN.replace("batch.states", "batch.states[::-1]"))],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_seeded_faults_are_found(fault: str, folder: Path) -> None:
+    assert_found(FAULTS[fault], lambda _: same_bits(folder), range(1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speculative": "ngram"}, "speculative must be off for .* recurrent layers such as Lfm2ForCausalLM on CUDA"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size must be 1 for .* on CUDA, got 2"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1 for .* on CUDA, got 2"),
+        ({"tensor_parallel_size": 2, "enable_dp_attention": True}, "tensor_parallel_size must be 1 for .* on CUDA"),
+        ({"host_cache_gb": 0.1}, "host_cache_gb must be None for .* on CUDA, got 0.1"),
+        ({"max_adapters": 1}, "max_adapters must be 0 for .* on CUDA, got 1"),
+        ({"state_places": 2}, "state_places must be at least max_running 4, got 2"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    build(CASES["lfm2"], tmp_path)
+    config = EngineConfig(model=str(tmp_path), max_running=4, device="cuda", dtype="float32", **options)
+    with pytest.raises(ValueError, match=message):
+        build_cuda.build_on(RecordingDevice(), flashinfer_torch, config, inbox=MemoryInbox(), outbox=MemoryOutbox())
+
+
+def test_real_models_have_kernels(tmp_path: Path) -> None:
+    """Of all kinds: their attention has sizes that FlashInfer has, also batch-invariantly."""
+    found: list[str] = []
+    for real in REAL.values():
+        (tmp_path / "config.json").write_text(json.dumps(real.values))
+        model = ModelConfig.from_folder(tmp_path)
+        if model.states is not None:
+            assert build_cuda.kernel_needs(EngineConfig(device="cuda", batch_invariant=True), model)
+            found.append(model.architecture)
+    assert len(found) >= 6
+
+
+def test_states_have_a_part_of_the_budget(tmp_path: Path) -> None:
+    build(CASES["qwen3-next"], tmp_path)
+    config = EngineConfig(model=str(tmp_path), max_running=4, max_length=64, max_total_tokens=256)
+    device = RecordingDevice(free_bytes=1 << 20)
+    with pytest.raises(ValueError, match=r"max_running must be at most \d+ for states of 0.0 MB in 0.0 GB"):
+        engine_on(
+            device, replace(config, cuda_graph=False, max_running=400), inbox=MemoryInbox(), outbox=MemoryOutbox()
+        )
+    device, config = RecordingDevice(free_bytes=8 << 20), replace(config, max_total_tokens=None, cuda_graph=False)
+    engine = engine_on(device, replace(config, mem_fraction=0.5), inbox=MemoryInbox(), outbox=MemoryOutbox())
+    states = ModelConfig.from_folder(tmp_path).states
+    assert states is not None
+    assert (engine.info.num_states, engine.info.state_interval) == (20, 256)
+    left = (4 << 20) - 21 * states.bytes_per_page  # one place is the runner's own
+    assert engine.info.num_pages == left // engine.info.page_bytes - 1
+    engine.close()
