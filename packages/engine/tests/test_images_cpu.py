@@ -16,6 +16,7 @@ from io import BytesIO
 from math import inf
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL.Image import Image as Picture
@@ -24,8 +25,13 @@ from pagewood.engine import LLM
 from pagewood.engine.api import Delta, EngineConfig, FinishReason, Image, PoolingParams, SamplingParams, Submit
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
+from pagewood.engine.images.cached_ids import cached_ids
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.observe.cache_events import CacheEvents
 from pagewood.engine.offline.arguments import PicturedPrompt
+from pagewood.radixcache.events.hashing import block_hashes
+from pagewood.radixcache.events.router import router_hash
+from pagewood.radixcache.namespaces import CacheKey
 from pictured import BEGIN, IMAGE, KINDS, Pictured, pictured, pictures
 
 ALSO = ("gemma3", "qwen3")
@@ -180,6 +186,23 @@ def test_two_images_never_share(model: Pictured, driven: Driven) -> None:
     again = driven.answer(tokens, [images[0]])
     assert again[0].num_cached_tokens >= len(tokens) - 5
     assert bits(again) == bits(first)
+
+
+def test_a_router_knows_pages_with_images_by_the_names_of_events(model: Pictured, driven: Driven) -> None:
+    """The names of whole pages, made of a prompt and its images, are those that the cache reports."""
+    events = CacheEvents(lambda: driven.engine.prefix_cache)
+    one, other = (conversation(model, pictures(2, seed=seed)) for seed in (12, 13))
+
+    def names(tokens: list[int], images: list[Image]) -> list[int]:
+        ids = cached_ids(np.array(tokens, np.int32), images, model.recipe)
+        return [router_hash(name) for name in block_hashes(ids, 4, CacheKey.of("routed"))]
+
+    driven.answer(*one, namespace="routed")
+    told = {name for event in events.read() for name in event.get("block_hashes", ())}
+    assert told.issuperset(names(*one))
+    assert told.isdisjoint(names(*other)[1:])
+    with pytest.raises(ValueError, match="prompt must have"):
+        names(one[0][:-12], one[1])
 
 
 def test_requests_in_one_batch_have_their_own_images(model: Pictured, driven: Driven) -> None:

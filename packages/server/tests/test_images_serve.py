@@ -102,6 +102,7 @@ def test_every_protocol_shows_the_model_the_same(server: Server, model: Pictured
     assert ollama["prompt_eval_count"] == first["usage"]["prompt_tokens"]
     body = {"model": MODEL, "prompt": " w5 w6", "images": [png(picture)], "stream": False, "options": options}
     assert text.startswith(asked(server, body, "/api/generate")["response"])
+    assert asked(server, {"model": MODEL}, "/api/show")["capabilities"][-1] == "vision"
 
 
 def test_a_conversation_finds_its_images_in_the_cache(server: Server) -> None:

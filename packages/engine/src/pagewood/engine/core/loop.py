@@ -240,6 +240,8 @@ class EngineInfo:
     """Elements of a hidden state; 0: the runner makes no vectors."""
     generates: bool = True
     """Whether it generates tokens; an encoder makes vectors only."""
+    takes_images: bool = False
+    """Whether prompts may have images."""
     page_bytes: int = 0
     """Bytes of a page in all layers; 0: the runner has no KV memory."""
     long_step_tokens: int = 0

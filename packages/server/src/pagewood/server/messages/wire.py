@@ -369,6 +369,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that end a text."""
     generates: bool = True
     """Whether it generates text; an encoder makes vectors only."""
+    takes_images: bool = False
+    """Whether prompts may have images."""
     num_pages: int = 0
     """Pages of KV memory."""
     page_size: int = 0

@@ -51,6 +51,7 @@ def pulse_of(engine: Engine, *, incarnation: int = 0, replica: int = 0) -> wire.
             vocab_size=info.vocab_size,
             eos_token_ids=info.eos_token_ids,
             generates=info.generates,
+            takes_images=info.takes_images,
             num_pages=info.num_pages,
             page_size=info.page_size,
             page_bytes=info.page_bytes,

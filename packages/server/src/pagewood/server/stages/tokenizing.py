@@ -31,6 +31,7 @@ from pagewood.engine.api import (
     Submit,
 )
 from pagewood.engine.fan_out import fan_out
+from pagewood.engine.images.cached_ids import cached_ids
 from pagewood.engine.images.limits import ImageError
 from pagewood.engine.model_folder.vector_recipe import cut, with_end
 from pagewood.engine.text import ChatTemplateError, Tokenizer
@@ -257,7 +258,13 @@ class TokenizerStage:
             return b""
         adapter = command.adapter if version else None  # without a version, its prefixes begin as those of the model
         key = CacheKey.of(command.namespace, adapter=adapter, adapter_version=version or None)
-        tokens = np.frombuffer(command.tokens + command.output, dtype="<i4")
+        prompt, output = (np.frombuffer(ids, dtype="<i4") for ids in (command.tokens, command.output))
+        if command.images and self._pictures is not None:
+            try:
+                prompt = cached_ids(prompt, command.images, self._pictures.prompts.recipe)
+            except ValueError:
+                return b""  # the engine refuses it
+        tokens = np.concatenate([prompt, output])
         names = block_hashes(tokens, self._block_size, key)
         return b"".join(router_hash(name).to_bytes(wire.HASH_BYTES, "big") for name in names)
 

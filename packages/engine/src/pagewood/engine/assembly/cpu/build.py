@@ -195,6 +195,7 @@ def _engine(
         state_interval=states.interval,
         vector_size=parts.model.hidden_size,
         generates=not parts.model.is_encoder,
+        takes_images=parts.images.recipe is not None,
         page_bytes=page_bytes,
         num_pools=num_pools,
         rank_places=() if group is None else group.places,

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from pagewood.engine.api import Image, Refusal
 from pagewood.engine.core.images import PromptImages, marks_of
 from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.images.cached_ids import digest_of, spans_of
 from pagewood.engine.images.recipe import ImageRecipe
 from pagewood.engine.models.images.tower import Tower
 from pagewood.engine.runner.cpu.worker import Later, Worker
@@ -76,34 +76,26 @@ class TowerEncoder:
 
     def refusal(self, prompt: Int32, images: Sequence[Image]) -> Refusal | None:
         """Return why a prompt cannot have these images, or None."""
-        config = self._recipe.config
-        places = np.flatnonzero(prompt == config.token)
-        if not images and not len(places):
+        if not images and not np.any(prompt == self._recipe.config.token):
             return None
         try:
-            nums = [self._num_tokens(index, image) for index, image in enumerate(images)]
+            for index, image in enumerate(images):
+                self._check(index, image)
+            spans_of(prompt, images, self._recipe)
         except ValueError as error:
             return Refusal(message=str(error), param="images", code="invalid_image")
-        if sum(nums) != len(places):
-            message = f"prompt must have {sum(nums)} tokens {config.token} for {len(images)} images, got {len(places)}"
-            return Refusal(message=message, param="images", code="invalid_image")
-        for own in np.split(places, np.cumsum(nums)[:-1]):
-            if own[-1] - own[0] + 1 != len(own):
-                message = f"the tokens of an image must follow each other, got other tokens behind {own[0]}"
-                return Refusal(message=message, param="images", code="invalid_image")
         return None
 
-    def _num_tokens(self, index: int, image: Image) -> int:
-        """Return the tokens of an image.
+    def _check(self, index: int, image: Image) -> None:
+        """Check the size of an image.
 
         Raises:
             ValueError: the tower does not take it.
         """
-        num = self._recipe.num_tokens(image.height, image.width)
+        self._recipe.num_tokens(image.height, image.width)
         if len(image.pixels) != 3 * image.height * image.width:
             wanted = 3 * image.height * image.width
             raise ValueError(f"images[{index}].pixels must have {wanted} bytes, got {len(image.pixels)}")
-        return num
 
     def encode(
         self, prompt: Int32, images: Sequence[Image], *, namespace: str | None, is_wanted: Callable[[], bool]
@@ -118,30 +110,20 @@ class TowerEncoder:
     def _encode(
         self, prompt: Int32, images: Sequence[Image], namespace: str | None, is_wanted: Callable[[], bool]
     ) -> PromptImages | Refusal:
-        config = self._recipe.config
-        digests = [self._digest(image) for image in images]
+        digests = [digest_of(image, self._recipe) for image in images]
         features: list[Float32] = []
         for digest, image in zip(digests, images, strict=True):
             if not is_wanted():
                 return Refusal(message="the request has ended", code="cancelled")
             features.append(self._rows((namespace, digest), image))
-        ends = np.cumsum([len(one) for one in features])
-        places = np.flatnonzero(prompt == config.token)
-        spans = tuple(
-            (int(places[end - len(rows)]), int(places[end - 1]) + 1) for rows, end in zip(features, ends, strict=True)
-        )
+        spans = spans_of(prompt, images, self._recipe)
         return PromptImages(
             spans=spans,
             features=tuple(features),
             marks=marks_of(spans, digests),
             positions=self._positions(prompt, spans, images),
-            see_each_other=config.see_each_other,
+            see_each_other=self._recipe.config.see_each_other,
         )
-
-    def _digest(self, image: Image) -> bytes:
-        """Return a digest of all that an image's rows depend on beside the tower."""
-        colours = self._recipe.colours
-        return blake2b(f"{image.height} {image.width} {colours}".encode() + image.pixels, digest_size=32).digest()
 
     def _rows(self, key: tuple[str | None, bytes], image: Image) -> Float32:
         """Return the rows `[n, W]` of an image."""

@@ -181,7 +181,11 @@ class OllamaEndpoints:
         return json_response(
             models.ShownModel(
                 model_info=info,
-                capabilities=["completion", *(word for kind, word in read.items() if kind in kinds)],
+                capabilities=[
+                    "completion",
+                    *(word for kind, word in read.items() if kind in kinds),
+                    *(["vision"] if model is not None and model.takes_images else ()),
+                ],
                 modified_at=_created_at(entry),
             )
         )

@@ -67,7 +67,8 @@ class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
     model_info: dict[str, Any]
     """Its architecture, its name and, once it is loaded, its longest text in tokens."""
     capabilities: list[str]
-    """`completion`, and the sections that the response template reads: `tools`, `thinking`."""
+    """`completion`, the sections that the response template reads (`tools`, `thinking`), and `vision` of a loaded model
+    that takes images."""
     modified_at: str
     """When the server started, ISO 8601."""
 
