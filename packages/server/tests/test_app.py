@@ -235,6 +235,7 @@ async def test_models_health_and_ready(server: MemoryServer) -> None:
         "root": "echo",
         "parent": None,
         "max_model_len": MAX_LENGTH,
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
     }
     assert (await server.client.get("/v1/models")).json() == {"object": "list", "data": [model]}
     assert (await server.client.get("/v1/models/echo")).json() == model

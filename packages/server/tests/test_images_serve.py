@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import threading
 from collections.abc import Iterator
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from pictured import Pictured, pictured, pictures
 from serving import Server, until
 
 MODEL = "seeing"
+CHROMIUM = shutil.which("chromium")
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +164,39 @@ def test_what_is_wrong_about_an_image_is_said(server: Server) -> None:
         answer = server.http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 400, (words, answer.text)
         assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_the_chat_page_shows_the_model_pictures(server: Server, tmp_path: Path) -> None:
+    """Attached by the button, taken away again, sent before the text, and shown in the conversation."""
+    api: Any = pytest.importorskip("playwright.sync_api")
+    one, other = pictures(2, seed=24)
+    for name, picture in (("one.png", one), ("other.png", other)):
+        picture.save(tmp_path / name, "PNG")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(base_url=server.url)
+        faults: list[str] = []
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto("/")
+        page.get_by_role("button", name="Attach pictures").wait_for()
+        page.locator("#files").set_input_files([tmp_path / "one.png", tmp_path / "other.png"])
+        page.locator("#shots img").nth(1).wait_for()
+        page.locator("#shots button").nth(1).click()
+        page.get_by_label("Message").fill("w5 w6")
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_label("Most tokens").fill("6")
+        page.get_by_role("button", name="Save").click()
+        with page.expect_request("**/v1/chat/completions") as sent:
+            page.get_by_role("button", name="Send").click()
+        assert sent.value.post_data_json["messages"] == chat(one, "w5 w6")["messages"]
+        page.get_by_text("prompt tokens cached").wait_for()
+        assert page.locator("#shots img").count() == 0
+        assert page.locator(".user img").get_attribute("src") == url(one)
+        assert page.locator(".fault:visible").count() == 0
+        browser.close()
+    assert faults == []
 
 
 def _with_url(address: str) -> dict[str, Any]:

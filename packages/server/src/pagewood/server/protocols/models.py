@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagewood.server.http.operations import Operation, OtherForm
+from pagewood.server.messages import wire
 from pagewood.server.protocols.anthropic.errors import AnthropicError
 from pagewood.server.protocols.anthropic.models import (
     VERSION,
@@ -27,6 +28,13 @@ from pagewood.server.requests.status import EngineState
 TAG = "OpenAI"
 
 
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model takes and gives, as llama.cpp's server and OpenRouter describe it."""
+
+    input_modalities: tuple[Literal["text", "image"], ...]
+    output_modalities: tuple[Literal["text", "embeddings"], ...]
+
+
 class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
     """A model, or an adapter of one."""
 
@@ -41,6 +49,8 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
     """The model of an adapter; null: it is the model."""
     max_model_len: int | None
     """Longest prompt plus output, in tokens; null: the engine has not started yet."""
+    architecture: Architecture | msgspec.UnsetType = msgspec.UNSET
+    """Of a model that has been loaded."""
     status: ModelState | msgspec.UnsetType = msgspec.UNSET
     """Of a server with several models: what this one is doing."""
 
@@ -57,7 +67,7 @@ class StudioModel(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     object: Literal["model"] = "model"
-    type: Literal["llm", "embeddings"] = "llm"
+    type: Literal["llm", "vlm", "embeddings"] = "llm"
     publisher: Literal["pagewood"] = "pagewood"
     state: Literal["loaded", "not-loaded"]
     max_context_length: int | None
@@ -150,14 +160,31 @@ class ModelEndpoints:
 
 def _model_object(entry: ModelEntry, adapter: str | None) -> ModelObject:
     """Return the description of a model, or of an adapter."""
+    model = entry.model
     return ModelObject(
         id=adapter or entry.name,
         created=entry.created if adapter is None else entry.adapters.by_name[adapter].created,
         root=adapter or entry.name,
         parent=None if adapter is None else entry.name,
-        max_model_len=None if entry.model is None else entry.model.max_length,
+        max_model_len=None if model is None else model.max_length,
+        architecture=msgspec.UNSET if model is None else _architecture(model),
         status=entry.state or msgspec.UNSET,
     )
+
+
+def _architecture(model: wire.Model) -> Architecture:
+    """Return what a model takes and gives."""
+    return Architecture(
+        input_modalities=("text", "image") if model.takes_images else ("text",),
+        output_modalities=("text",) if model.generates else ("embeddings",),
+    )
+
+
+def _kind(model: wire.Model | None) -> Literal["llm", "vlm", "embeddings"]:
+    """Return LM Studio's word for a model."""
+    if model is None or (model.generates and not model.takes_images):
+        return "llm"
+    return "vlm" if model.generates else "embeddings"
 
 
 def _studio_model(entry: ModelEntry) -> StudioModel:
@@ -166,7 +193,7 @@ def _studio_model(entry: ModelEntry) -> StudioModel:
     longest = None if model is None else model.max_length
     return StudioModel(
         id=entry.name,
-        type="llm" if model is None or model.generates else "embeddings",
+        type=_kind(model),
         state="loaded" if is_loaded else "not-loaded",
         max_context_length=longest,
         loaded_context_length=longest if is_loaded and longest is not None else msgspec.UNSET,
