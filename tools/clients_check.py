@@ -1,6 +1,6 @@
 """Runs clients, unmodified, against `pagewood serve`: `nox -s clients`.
 
-The arguments are folders with the programs `guidellm` and `lm_eval`.
+The arguments are the folders of the programs `guidellm` and `lm_eval`, which the page `docs/howto/evaluate.md` calls.
 """
 
 from __future__ import annotations
@@ -21,21 +21,9 @@ from pagewood.engine.model_folder.folder import model_folder
 
 LIMIT_S = 300
 NUM_TOKENS = 16
-TASK = """\
-task: pagewood_sums
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: "{{{{answer}}}}"
-metric_list: [{{metric: acc}}]
-"""
-DOCUMENTS: list[dict[str, Any]] = [
-    {"question": f"What is {a} + {b}? It is", "choices": [str(a + b), str(a + b + 3)], "answer": 0}
-    for a, b in ((2, 3), (12, 7), (20, 30), (5, 5))
-]
+PAGE = Path(__file__).parents[1] / "docs" / "howto" / "evaluate.md"
+ADDRESS = "http://127.0.0.1:8000"
+_BLOCK = re.compile(r'^```(\w+) title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 def check_vllm_form(url: str) -> None:
@@ -53,67 +41,63 @@ def check_vllm_form(url: str) -> None:
     print(f"vllm bench serve: {usage}")
 
 
-def check_guidellm(program: Path, url: str, folder: Path) -> None:
-    """Run a short benchmark of guidellm, which must report only complete requests."""
-    report = folder / "guidellm.json"
-    options = {
-        "backend": f"kind=openai_http,target={url}",
-        "profile": "kind=synchronous",
-        "constraint": "kind=max_requests,count=5",
-        "tokenizer": f"kind=huggingface_auto,model={model_folder(None)}",
-        "data": f"kind=synthetic_text,prompt_tokens=32,output_tokens={NUM_TOKENS}",
-        "output": f"kind=json,path={report}",
-    }
-    run(
-        program, "run", "--disable-console", *[word for name, value in options.items() for word in (f"--{name}", value)]
-    )
-    totals = json.loads(report.read_text())["benchmarks"][0]["metrics"]["request_totals"]
-    assert totals["successful"] == 5, totals
-    assert totals["errored"] == 0, totals
+def check_recipes(programs: list[Path], url: str, folder: Path) -> None:
+    """Write the files of the page, run its commands without a network, and look at what they report."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+        "MODEL": str(model_folder(None)), "PATH": os.pathsep.join([*map(str, programs), os.environ["PATH"]]),
+    }  # fmt: skip
+    commands: list[str] = []
+    for language, name, text in _BLOCK.findall(PAGE.read_text()):
+        if language == "sh":
+            commands.append(text.replace(ADDRESS, url))
+        else:
+            (folder / name).write_text(text)
+    for command in commands:
+        subprocess.run(["bash", "-c", command], check=True, timeout=LIMIT_S, env=environment, cwd=folder)
+    check_scores(url, folder)
+    totals = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"]) == (20, 0), totals
     print(f"guidellm: {totals}")
 
 
-def check_lm_eval(program: Path, url: str, folder: Path) -> None:
-    """Score a small task by log probabilities of token ids that are echoed."""
-    data = folder / "sums.jsonl"
-    data.write_text("\n".join(json.dumps(document) for document in DOCUMENTS))
-    (folder / "sums.yaml").write_text(TASK.format(data=data))
-    arguments = {
-        "model": "pagewood-demo", "base_url": f"{url}/v1/completions", "tokenizer": str(model_folder(None)),
-        "tokenizer_backend": "huggingface", "tokenized_requests": True, "num_concurrent": 2,
-    }  # fmt: skip
-    run(
-        program, "--model", "local-completions", "--model_args", ",".join(f"{k}={v}" for k, v in arguments.items()),
-        "--tasks", "pagewood_sums", "--include_path", str(folder), "--output_path", str(folder / "results"),
-    )  # fmt: skip
-    [found] = (folder / "results").rglob("results_*.json")
-    scores = json.loads(found.read_text())["results"]["pagewood_sums"]
-    accuracy = next(value for name, value in scores.items() if name.startswith("acc,"))
-    expected = sum(scored(url, one, 0) > scored(url, one, 1) for one in DOCUMENTS) / len(DOCUMENTS)
-    assert accuracy == expected, (scores, expected)
-    print(f"lm-eval: accuracy {accuracy} of {len(DOCUMENTS)} questions")
+def check_scores(url: str, folder: Path) -> None:
+    """Compare what lm-eval reports with answers and log probabilities that are asked for here."""
+    found: dict[str, dict[str, Any]] = {}
+    for report in (folder / "results").rglob("results_*.json"):
+        found |= json.loads(report.read_text())["results"]
+    sums, choices = (
+        [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("sums", "choices")
+    )
+    answers = [answered(url, one["question"]).rstrip(".").split()[-1] == one["answer"] for one in sums]
+    assert found["sums"]["exact_match,last"] == sum(answers) / len(sums), (found, answers)
+    best = [max(range(len(one["choices"])), key=lambda i, one=one: scored(url, one, i)) for one in choices]
+    rights = [place == one["right"] for place, one in zip(best, choices, strict=True)]
+    assert found["choices"]["acc,none"] == sum(rights) / len(choices), (found, best)
+    print(f"lm-eval: {sum(answers)} of {len(sums)} answers and {sum(rights)} of {len(choices)} choices are right")
+
+
+def answered(url: str, question: str) -> str:
+    """Return the answer to a question."""
+    messages = [{"role": "user", "content": question}]
+    body = {"model": "pagewood-demo", "messages": messages, "max_tokens": 48, "temperature": 0}
+    return httpx.post(f"{url}/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
 
 
 def scored(url: str, document: dict[str, Any], choice: int) -> float:
-    """Return the log probability of an answer to a question, by one request for its text."""
-    question, answer = document["question"], f" {document['choices'][choice]}"
-    body = {"model": "pagewood-demo", "prompt": question + answer, "echo": True, "max_tokens": 0, "logprobs": 0}
-    found = httpx.post(f"{url}/v1/completions", json=body).json()["choices"][0]["logprobs"]
-    pairs = zip(found["text_offset"], found["token_logprobs"], strict=True)
-    return sum(logprob for offset, logprob in pairs if offset >= len(question))
-
-
-def run(program: Path, *words: str) -> None:
-    """Run a program without a network."""
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | offline
-    subprocess.run([str(program), *words], check=True, timeout=LIMIT_S, env=environment)
+    """Return the log probability of an answer to a question, by one request for its tokens."""
+    messages = [{"role": "user", "content": document["question"]}]
+    before = httpx.post(f"{url}/tokenize", json={"messages": messages}).json()["tokens"]
+    text = {"text": document["choices"][choice], "add_special_tokens": False}
+    tokens = httpx.post(f"{url}/tokenize", json=text).json()["tokens"]
+    body = {"model": "pagewood-demo", "prompt": before + tokens, "echo": True, "max_tokens": 0, "logprobs": 0}
+    found = httpx.post(f"{url}/v1/completions", json=body).json()["choices"][0]["logprobs"]["token_logprobs"]
+    return sum(found[len(before) :])
 
 
 def main() -> None:
-    """Start a server, and run every client whose program is there."""
-    found = [Path(folder) / name for folder in sys.argv[1:] for name in ("guidellm", "lm_eval")]
-    programs = {path.name: path for path in found if path.exists()}
+    """Start a server, and run all clients."""
     command = [sys.executable, "-m", "pagewood.server", "serve", "--port", "0"]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -127,9 +111,7 @@ def main() -> None:
                 assert time.monotonic() < deadline_s, "the server is not ready"
                 time.sleep(0.2)
             check_vllm_form(url)
-            for name, check in (("guidellm", check_guidellm), ("lm_eval", check_lm_eval)):
-                if name in programs:
-                    check(programs[name], url, Path(folder))
+            check_recipes([Path(folder) for folder in sys.argv[1:]], url, Path(folder))
         finally:
             server.terminate()
 

@@ -174,6 +174,30 @@ async def test_completions(server: MemoryServer, num_top: int, echo: bool) -> No
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("echo", [False, True])
+async def test_the_token_that_ends_a_text_has_a_log_probability(server: MemoryServer, echo: bool) -> None:
+    """Clients that score texts leave out the last token, because one is always computed behind them."""
+    prompt = server.tokenizer.encode(PROMPT).tolist()
+    tokens = server.expected_tokens(prompt, max_tokens=30)
+    num = next(i for i in range(3, 30) if tokens[i] not in tokens[:i])
+    shown = [*prompt, *tokens[: num + 1]] if echo else tokens[: num + 1]
+    body = {"prompt": PROMPT, "max_tokens": 30, "logprobs": 2, "stop_token_ids": [tokens[num]], "echo": echo}
+    answer = (await server.post(COMPLETIONS, body)).json()
+    [choice] = answer["choices"]
+    text = server.tokenizer.decode(shown[:-1])
+    assert (choice["text"], choice["finish_reason"], answer["usage"]["completion_tokens"]) == (text, "stop", num + 1)
+    expected = expected_completion(server.tokenizer, shown, 0 if echo else len(prompt), 2)
+    for name, values in expected.items():
+        assert choice["logprobs"][name][echo:] == values[echo:]
+    assert choice["logprobs"]["text_offset"][-1] == len(text)
+    chunks = events((await server.post(COMPLETIONS, {**body, "stream": True})).text)
+    streamed = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(one["text"] for one in streamed) == text
+    found = [token for one in streamed if one["logprobs"] for token in one["logprobs"]["token_logprobs"]]
+    assert found == choice["logprobs"]["token_logprobs"]
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("as_ids", [False, True])
 async def test_a_text_is_scored_without_an_answer(server: MemoryServer, as_ids: bool) -> None:
     prompt = server.tokenizer.encode(PROMPT).tolist()

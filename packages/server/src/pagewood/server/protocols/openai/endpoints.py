@@ -212,6 +212,8 @@ class OpenAIEndpoints:
         if said.use_beam_search:
             return self._search(service, said, model, prompts, extent, format, names=names, prompt_param=prompt_param)
         structured, has_ids = constraint(said), bool(said.return_token_ids)
+        # As in OpenAI's completions, the token that ends a text has a log probability, and no text.
+        keeps_end = has_ids or (not is_chat and extent.logprobs is not None)
         generation = Generation(
             prompts=prompts,
             options=RequestOptions(
@@ -229,14 +231,14 @@ class OpenAIEndpoints:
                 namespace=said.cache_salt or None,
                 cache_hit_threshold=said.cache_hit_threshold or 0.0,
                 handover=said.handover,
-                keep_stop_token=has_ids,
+                keep_stop_token=keeps_end,
             ),
             text=wire.TextOptions(
                 stop=tuple(said.stop),
                 stop_regex=fields.stop_expressions(said),
                 is_scoring=extent.is_scoring,
                 reports_tokens=has_ids,
-                hidden=fields.stop_ids(said, model.eos_token_ids) if has_ids else (),
+                hidden=fields.stop_ids(said, model.eos_token_ids) if keeps_end else (),
             ),
             reports_prompt=has_ids,
             prompt_param=prompt_param,
