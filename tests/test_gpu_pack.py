@@ -96,6 +96,7 @@ def run_packed(folder: Path, script: str, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_packed_check_finds_all_that_it_imports_and_its_table_has_every_check(tmp_path: Path) -> None:
     shown = run_packed(tmp_path, "gpu_check.py", "--stand-in", "--only", "compile", "server")
     assert "2 checks, 0 failed" in shown

@@ -26,7 +26,7 @@ SCRIPT = Path(__file__).parent / "support" / "exchanging.py"
 @pytest.mark.parametrize(
     ("count", "num_threads", "num_sums"),
     [
-        (2, 1, 1000), (3, 2, 100),
+        (2, 1, 1000), (3, 1, 100),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 1, 10_000), (2, 3, 1000), (3, 2, 1000))),
     ],
 )  # fmt: skip

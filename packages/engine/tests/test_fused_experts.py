@@ -164,6 +164,7 @@ def test_a_whole_model_with_fused_experts_loads_and_a_wrong_shape_is_named(tmp_p
         check_weights(tmp_path, config)
 
 
+@pytest.mark.slow
 def test_a_whole_model_in_mxfp4_computes_with_its_numbers(tmp_path: Path) -> None:
     """The CPU keeps them as they are stored, and what it computes is what plain torch does with the widened numbers."""
     case = CASES["gpt-oss"]

@@ -63,10 +63,10 @@ def recalled(folder: Path, *, num_starts: int = 1, **options: Any) -> Found:
         pytest.param({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, id="both", marks=pytest.mark.slow),
         pytest.param({"tensor_parallel_size": 2, "speculative": "ngram"}, id="drafts", marks=pytest.mark.slow),
         pytest.param({"pipeline_parallel_size": 2, **DRAFT}, id="stages draft", marks=pytest.mark.slow),
-        pytest.param({"tensor_parallel_size": 2, "nnodes": 2}, id="hosts"),
+        pytest.param({"tensor_parallel_size": 2, "nnodes": 2}, id="hosts", marks=pytest.mark.slow),
         pytest.param({"tensor_parallel_size": 4, "nnodes": 2}, id="hosts of two", marks=pytest.mark.slow),
         pytest.param({"pipeline_parallel_size": 2, "nnodes": 2}, id="stages over hosts", marks=pytest.mark.slow),
-        pytest.param(BY_REQUEST, id="by request"),
+        pytest.param(BY_REQUEST, id="by request", marks=pytest.mark.slow),
         pytest.param({**BY_REQUEST, **DRAFT}, id="by request draft", marks=pytest.mark.slow),
         pytest.param({**BY_REQUEST, "nnodes": 2}, id="by request over hosts", marks=pytest.mark.slow),
         pytest.param(

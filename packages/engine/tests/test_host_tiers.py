@@ -269,10 +269,11 @@ def test_a_part_that_is_wrong_changes_the_tokens(
     assert any(tokens != expected for tokens, _ in found + started(options)[0])
 
 
-@pytest.mark.parametrize("victim", ["rank", pytest.param("node", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("is_out", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("store", [None, pytest.param("disk", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["rank", "node"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("is_out", [False, True])
+@pytest.mark.parametrize("store", [None, "disk"])
 @pytest.mark.parametrize("others", [pytest.param({}, id="parts"), slow("requests", **BY_REQUEST)])
 def test_a_host_that_is_lost_during_a_copy_ends_the_group(
     victim: str, number: signal.Signals, is_out: bool, store: str | None, others: dict[str, Any],

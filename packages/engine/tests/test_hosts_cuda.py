@@ -70,6 +70,7 @@ def other_node(tmp_path: Path) -> Generator[tuple[NodeProcess, dict[str, Any]]]:
     node.close()
 
 
+@pytest.mark.slow
 def test_a_lost_rank_of_another_host_ends_the_group_and_the_next_one_computes(
     other_node: tuple[NodeProcess, dict[str, Any]],
 ) -> None:

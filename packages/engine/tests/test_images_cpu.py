@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import BytesIO
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -231,6 +232,28 @@ def test_what_was_preempted_goes_on_with_its_images(one_model: Pictured) -> None
     finally:
         small.engine.close()
         wide.engine.close()
+
+
+def test_pages_behind_images_come_back_from_host_and_disk(one_model: Pictured, tmp_path: Path) -> None:
+    """After others have taken the device's memory, and in another engine: those of this image, and of no other."""
+    model = one_model
+    lower: dict[str, Any] = {"host_cache_gb": 0.02, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.05}
+    picture, *others = pictures(3, seed=14)
+    tokens, images = conversation(model, [picture])
+    first: list[Delta] = []
+    for other in (one.resize(picture.size) for one in others):
+        small = Driven(model, max_total_tokens=212, max_running=1, **lower)
+        try:
+            first = first or small.answer(tokens, images)
+            for number in range(4):  # of 159 tokens each
+                small.answer([*range(3, 85), *range(3 + number, 80 + number)], [])
+            again, swapped = small.answer(tokens, images), small.answer(tokens, [model.image(other)])
+            assert again[0].num_cached_tokens >= len(tokens) - 5
+            assert bits(again) == bits(first)
+            assert swapped[0].num_cached_tokens <= tokens.index(IMAGE)
+            check(model, tokens, [other], swapped)
+        finally:
+            small.engine.close()
 
 
 def test_what_does_not_fit_is_refused(model: Pictured, driven: Driven) -> None:

@@ -127,6 +127,7 @@ def test_answers_are_the_same_bits(options: dict[str, Any]) -> None:
     bench.engine.close()
 
 
+@pytest.mark.slow
 def test_int8_latents_have_the_same_bits_in_a_small_pool() -> None:
     options: dict[str, Any] = {"max_length": 600, "schedule_conservativeness": 0.01, "kv_cache_dtype": "int8"}
     small, large = (Bench(max_total_tokens=size, **options) for size in (640, 1 << 14))

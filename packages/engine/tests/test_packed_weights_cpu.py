@@ -54,6 +54,14 @@ SIDES = {
 }  # fmt: skip
 """The number of inputs is a multiple of this, or of 64."""
 NAME = attrgetter("name")
+OF_EACH_LAYOUT = (WeightKind.INT8, WeightKind.INT4, WeightKind.INT4_ZEROS, WeightKind.INT8_16_OFFSETS, WeightKind.MXFP4)
+"""Kinds whose kernels are compiled in every run; each takes seconds."""
+
+
+def few(kinds: Iterable[WeightKind]) -> list[Any]:
+    """Return kinds as parameters, most of those with codes as slow tests."""
+    slow = [kind for kind in CODES if kind not in OF_EACH_LAYOUT]
+    return [pytest.param(kind, marks=[pytest.mark.slow] if kind in slow else [], id=kind.name) for kind in kinds]
 
 
 @functools.cache
@@ -100,7 +108,7 @@ def expected(x: Array, weight: Weight, bias: Array | None) -> NDArray[np.float64
     return codes @ wide * scales + offset
 
 
-@pytest.mark.parametrize("kind", MAKERS, ids=NAME)
+@pytest.mark.parametrize("kind", few(MAKERS))
 @settings(max_examples=8, deadline=None)
 @given(
     num_rows=st.one_of(st.integers(1, 30), st.integers(90, 210)),
@@ -116,16 +124,6 @@ def test_products(kind: WeightKind, num_rows: int, sides: int, size: int, has_bi
     found, wanted = product(x, weight, bias, num_threads=num_threads), expected(x, weight, bias)
     largest = np.abs(x) @ np.abs(weight.dequantised()).T + 1
     assert (np.abs(found - wanted) <= 1e-6 * largest).all()
-
-
-OF_EACH_LAYOUT = (WeightKind.INT8, WeightKind.INT4, WeightKind.INT4_ZEROS, WeightKind.INT8_16_OFFSETS, WeightKind.MXFP4)
-"""Kinds whose other kernels than the best one are compiled in every run; each takes seconds."""
-
-
-def few(kinds: Iterable[WeightKind]) -> list[Any]:
-    """Return kinds as parameters, most of those with codes as slow tests."""
-    slow = [kind for kind in CODES if kind not in OF_EACH_LAYOUT]
-    return [pytest.param(kind, marks=[pytest.mark.slow] if kind in slow else [], id=kind.name) for kind in kinds]
 
 
 def _in_short(kind: WeightKind, level: DotLevel) -> bool:
@@ -160,8 +158,9 @@ def test_every_level_gives_the_same_bits(kind: WeightKind, level: DotLevel) -> N
 @pytest.mark.parametrize(
     ("kind", "activations"),
     [
-        *(pytest.param(kind, "auto", id=f"{kind.name}-auto") for kind in MAKERS),
-        *(pytest.param(*one.values, "float32", marks=one.marks, id=f"{one.id}-float32") for one in few(MAKERS)),
+        pytest.param(*one.values, activations, marks=one.marks, id=f"{one.id}-{activations}")
+        for one in few(MAKERS)
+        for activations in ("auto", "float32")
     ],
 )
 @pytest.mark.parametrize("size", [333, 2080])  # from 2048 outputs on, tiles of many rows of float32 are packed

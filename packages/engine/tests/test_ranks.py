@@ -104,7 +104,7 @@ def test_a_profile_has_all_ranks(ranks: LLM) -> None:
     "options",
     [
         pytest.param({"num_threads": 4}, id="two threads each", marks=pytest.mark.slow),
-        pytest.param({"speculative": "ngram"}, id="ngram"),
+        pytest.param({"speculative": "ngram"}, id="ngram", marks=pytest.mark.slow),
         pytest.param({"speculative": "suffix"}, id="suffix", marks=pytest.mark.slow),
         pytest.param({"speculative": "draft"}, id="draft", marks=pytest.mark.slow),
         pytest.param({"speculative": "eagle"}, id="eagle"),
@@ -173,7 +173,7 @@ MOMENTS = [0.5, *[pytest.param(random.Random(seed).random(), marks=pytest.mark.s
 """Seconds after the first request, under load."""
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("moment_s", MOMENTS)
 def test_a_lost_rank_ends_the_group_with_a_typed_error(moment_s: float, number: signal.Signals) -> None:
     with two_ranks() as llm:

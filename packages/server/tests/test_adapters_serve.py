@@ -40,6 +40,7 @@ def test_adapters_from_the_start_and_by_request_outlive_the_engine(tmp_path: Pat
         server.close()
 
 
+@pytest.mark.slow
 def test_a_merged_model_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEWOOD_CACHE", str(tmp_path / "cache"))
     write_adapter(tmp_path / "adapter", 0)

@@ -116,6 +116,7 @@ def test_models_over_a_cache_are_checked_and_inspected(tmp_path: Path, capsys: p
     assert "weights must be absent for a model that transformers computes, got int8" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_mixture_with_latents_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     config = transformers.DeepseekV2Config(

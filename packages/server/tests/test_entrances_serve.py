@@ -227,6 +227,7 @@ def test_metrics_are_of_the_whole_server(server: Server, clients: list[httpx.Cli
     assert {client.get("/ready").json()["incidents"]["restarts"] for client in clients} == {0}
 
 
+@pytest.mark.slow
 def test_a_killed_process_takes_its_own_connections_with_it(tmp_path: Path) -> None:
     with closing(Server(tmp_path, *OPTIONS, "--drain-seconds", "60")) as server, ExitStack() as stack:
         first, victim, _ = running = pids(server)

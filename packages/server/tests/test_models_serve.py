@@ -110,6 +110,7 @@ def test_a_model_that_cannot_be_loaded_says_why(server: Server) -> None:
         ask(server, "gamma")
 
 
+@pytest.mark.slow
 def test_the_engine_of_one_model_dies_and_the_other_goes_on(server: Server) -> None:
     until(lambda: states(server)["alpha"] == "loaded")
     server.admin.post("/models/unload", json={"model": "beta"})

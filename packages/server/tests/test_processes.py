@@ -196,6 +196,7 @@ def test_a_prompt_that_is_too_long_by_its_bytes_is_refused(server: Server) -> No
     assert "at least" in long.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_abandoned_huge_prompts_hold_up_no_short_one_and_no_memory(tmp_path: Path) -> None:
     """With a tokenizer that may remove text, no prompt is refused by its bytes."""
     folder = tmp_path / "model"

@@ -67,6 +67,7 @@ def test_a_server_without_keys_has_one_for_its_run(tmp_path: Path) -> None:
     assert not key_files(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_file_of_a_killed_server_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays, as `test_serve::test_nothing_is_left_behind_of_a_killed_server` finds; here no server makes it."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "runtime"))
@@ -84,6 +85,7 @@ def test_the_file_of_a_killed_server_is_replaced(tmp_path: Path, monkeypatch: py
     assert not key_files(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_write_its_key_has_closed_admin_routes(tmp_path: Path) -> None:
     (tmp_path / "runtime").touch()
     with closing(Server(tmp_path)) as server:

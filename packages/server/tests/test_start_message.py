@@ -41,6 +41,7 @@ def test_a_server_on_all_addresses_names_one_that_can_be_opened_and_is_found_by_
     assert not key_files(tmp_path)
 
 
+@pytest.mark.slow
 def test_sighup_without_a_key_file_replaces_the_engine_and_an_ascii_terminal_gets_the_start_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

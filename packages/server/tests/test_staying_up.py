@@ -97,6 +97,7 @@ def test_kill_9_of_the_engine_under_load_and_a_drain(server: Server) -> None:
     assert not server.sockets()
 
 
+@pytest.mark.slow
 def test_requests_that_were_cancelled_in_a_dead_tokenizer_give_their_places_back(folder: Path) -> None:
     server = Server(folder, "--max-running-requests", "2", "--max-queued-requests", "4")
     try:
@@ -130,6 +131,7 @@ WHOLE = [
 """Every second one is drawn."""
 
 
+@pytest.mark.slow
 def test_answers_of_which_no_client_has_got_a_part_survive_kill_9(folder: Path) -> None:
     server = Server(folder, "--max-running-requests", "24", "--max-total-tokens", "16384")
     try:

@@ -66,6 +66,7 @@ def test_the_output_is_the_same_and_fewer_tokens_are_computed(model, page_size: 
     assert total_saved > len(system)
 
 
+@pytest.mark.slow
 def test_the_example_is_short_and_runs() -> None:
     assert len(EXAMPLE.read_text().splitlines()) < 30
     command = [sys.executable, "-W", "error", EXAMPLE]
