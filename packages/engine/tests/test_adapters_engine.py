@@ -69,6 +69,28 @@ def test_tokens_are_those_of_peft(
     bench.engine.close()
 
 
+def test_prefixes_of_adapters_come_back_from_host_and_disk(
+    folder: Path, expected: Mapping[tuple[str | None, int], list[int]], tmp_path: Path
+) -> None:
+    """Each prompt with each adapter, in a device memory that holds few of them, and then in another engine."""
+    lower: dict[str, Any] = {"host_cache_gb": 0.02, "disk_cache_path": str(tmp_path), "disk_cache_gb": 0.05}
+    for is_warm in (False, True):
+        bench = Bench(folder, page_size=4, max_total_tokens=128, max_length=64, max_running=1, **lower)
+        for time in range(2):
+            for number in range(len(PROMPTS)):
+                for name in NAMES:
+                    request_id = f"{time} {name} {number}"
+                    bench.ask(request_id, PROMPTS[number], name)
+                    bench.run(request_id)
+                    assert bench.outputs[request_id] == expected[name, number], request_id
+                    num_cached = bench.ends[request_id].num_cached_tokens
+                    if is_warm or time:
+                        assert num_cached >= len(PROMPTS[number]) - 4, request_id
+                    elif name != "c":  # "c" shares what lies before its activation
+                        assert num_cached == 0, request_id
+        bench.engine.close()
+
+
 def test_an_adapter_with_an_activation_shares_the_prefix_of_the_model(
     folder: Path, expected: Mapping[tuple[str | None, int], list[int]]
 ) -> None:
