@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adapter_bench import NAMES, PROMPTS, START, Bench, greedy_tokens, write_models
@@ -24,6 +25,10 @@ from pagewood.engine.api import (
     SamplingParams,
     UnloadAdapter,
 )
+from pagewood.engine.observe.cache_events import CacheEvents
+from pagewood.radixcache.events.hashing import block_hashes
+from pagewood.radixcache.events.router import router_hash
+from pagewood.radixcache.namespaces import CacheKey
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,24 @@ def test_prefixes_of_adapters_come_back_from_host_and_disk(
                     elif name != "c":  # "c" shares what lies before its activation
                         assert num_cached == 0, request_id
         bench.engine.close()
+
+
+def test_events_name_adapters_and_the_names_of_their_pages_are_known_before(folder: Path) -> None:
+    """A router makes the names of a prompt's pages from its tokens, the adapter and the version that runs."""
+    bench = Bench(folder, page_size=4)
+    events = CacheEvents(lambda: bench.engine.prefix_cache)
+    names: dict[str | None, list[int]] = {}
+    for name in (None, "a", "b"):
+        bench.ask(str(name), PROMPTS[1], name)
+        bench.run(str(name))
+        version = None if name is None else bench.engine.adapter_versions()[name]
+        key = CacheKey.of(None, adapter=name, adapter_version=version)
+        names[name] = [router_hash(one) for one in block_hashes(np.array(PROMPTS[1], np.int32), 4, key)]
+        stored = [event for event in events.read() if event["type"] == "BlockStored"]
+        assert {event["lora_name"] for event in stored} == {name}
+        assert {one for event in stored for one in event["block_hashes"]} >= {*names[name]}
+    assert len({one for each in names.values() for one in each}) == 3 * len(names[None])
+    bench.engine.close()
 
 
 def test_an_adapter_with_an_activation_shares_the_prefix_of_the_model(
