@@ -69,7 +69,8 @@ _IN_FOLLOW = following_ranks, "_follow", "assert isinstance(batch, Batch)"
 OF_RANKS: dict[str, tuple[Edit, str, str]] = {
     "a batch is skipped": (
         (following_ranks, "_follow", "number += 1", _SKIPPED),
-        "rank 1 does not take part in a step",
+        # It has the sums of the step behind, or of none.
+        "rank 1 (does not take part in a step|has other tokens or hidden states than rank 0 after step)",
         "rank 1 has computed another batch than rank 0 in step 9",
     ),
     "page tables are old": (
