@@ -154,7 +154,7 @@ ECHO_FAULTS: dict[str, tuple[Edit, str]] = {
         "log probabilities, .* must have the prompt_logprobs that it has alone",
     ),
     "states of cached tokens": (
-        (EchoRunner, "_pool", "range(first + 1, first + 1 + num)", "range(1, 1 + num)"),
+        (EchoRunner, "_hidden", "range(first + 1, first + 1 + num)", "range(1, 1 + num)"),
         "vectors, .* must have the vector that it has alone",
     ),
     "masks of another request": (

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from families.case import build
+from families.registry import CASES
 from pagewood.engine.integrations.rollout import RolloutServer
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.offline.weight_files import TensorFolder
@@ -76,6 +78,24 @@ def test_answers_around_aborts() -> None:
             assert (await waiting).token_ids == expected.token_ids
             await server.clear_kv_cache()
             assert (await server.generate(PROMPT, GREEDY, "f")).extra_fields["num_cached_tokens"] == 0
+
+    asyncio.run(main())
+
+
+def test_answers_have_experts(tmp_path: Path) -> None:
+    """Of all tokens but the last, and none comes from the cache."""
+    build(CASES["qwen3-moe"], tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((model_folder(None) / "tokenizer.json").read_bytes())
+
+    async def main() -> None:
+        options = {"model": str(tmp_path), "max_total_tokens": 512, "num_threads": 1}
+        server = RolloutServer(SimpleNamespace, options, prompt_length=64, response_length=16, has_experts=True)
+        await server.launch_server()
+        once, twice = [await server.generate(PROMPT, {**GREEDY, "ignore_eos": True}, name) for name in "ab"]
+        await server.close()
+        assert once.routed_experts.shape == (len(PROMPT) + 15, 3, 3)
+        assert (once.routed_experts == twice.routed_experts).all()
+        assert twice.extra_fields["num_cached_tokens"] == 0
 
     asyncio.run(main())
 

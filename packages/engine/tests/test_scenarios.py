@@ -72,6 +72,7 @@ from hypothesis import strategies as st
 
 from pagewood.engine.api import EngineConfig, Grammar, PoolingParams, SamplingParams
 from pagewood.engine.core import intake, loop, retire
+from pagewood.engine.core.inner_rows import InnerRows
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.memory import kv
 from pagewood.engine.core.memory.retention import Retention
@@ -521,6 +522,11 @@ FAULTS_OF_LOGPROBS: dict[str, list[Edit]] = {
             "num_seen += len(tokens or ()) * (request.finish is None)",
         )
     ],
+    "rows of cached positions missing": [(Request, "reusable_tokens", "if rows is not None:", "if False:")],
+    "rows computed again, reported again": [(InnerRows, "add", "rows[self.num_done - start :]", "rows")],
+    "rows of another request": [(retire, "_add_rows", "at += num", "at += max(num, 1)")],
+    "rows behind the end": [(InnerRows, "take", "max(0, self.num_done - end)", "0")],
+    "rows sent again": [(InnerRows, "take", "np.concatenate(self._new), []", "np.concatenate(self._new), self._new")],
     "those of another grant": [(retire, "_retire", "num_scored += num_new", "num_scored += num_new * (num_new > 3)")],
 }
 

@@ -1,7 +1,8 @@
-"""Log probabilities that trainers compare: the same bits cold, after a hit, in a batch, and scored with their prompt.
+"""What trainers compare: log probabilities, experts and hidden states are the same bits cold, after a hit, in a batch,
+and computed with their prompt.
 
-Raw ones of outputs are those that one pass over prompt and output yields, for every family; processed ones do not
-depend on the cache or on the batch either.
+Raw log probabilities of outputs are those that one pass over prompt and output yields, for every family, and so are
+experts and states; processed ones do not depend on the cache or on the batch either.
 """
 
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from families.case import build
 from families.registry import CASES
+from pagewood.engine.models.config import ModelConfig
 from weight_bench import PROMPTS, WeightBench
 
 DEFAULT = ("qwen3", "gpt-oss", "gemma2", "deepseek3")
@@ -22,19 +24,38 @@ SAMPLED = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "seed": 3}
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probabilities_are_the_same_bits(family: str, kind: str, tmp_path: Path) -> None:
     build(CASES[family], tmp_path)
-    options: dict[str, Any] = {"num_tokens": 8, "logprobs_kind": kind, **SAMPLED}
+    asked = ("hidden_states_from", "routed_experts_from")
+    if ModelConfig.from_folder(tmp_path).expert_shape is None:
+        asked = asked[:1]
+    options: dict[str, Any] = {"num_tokens": 8, "logprobs_kind": kind, **SAMPLED, **dict.fromkeys(asked, -1)}
     with WeightBench(tmp_path, max_running=8, max_length=48) as bench:
         cold = bench.run(bench.submit(PROMPTS[0], **options))[0]
         hit = bench.run(bench.submit(PROMPTS[0], **options))[0]
         assert hit.scores == cold.scores
+        assert hit.end is not None
+        assert hit.end.num_cached_tokens > 0
+        assert hit.rows == cold.rows
         text = [*PROMPTS[0], *(token for token, _ in cold.scores)]
         scored = bench.run(bench.submit(text, num_tokens=1, prompt_logprobs=0))[0].prompt_scores
         if kind == "raw":
             assert scored[len(PROMPTS[0]) - 1 :] == cold.scores
+        for first in (0, len(PROMPTS[0]) - 1):
+            whole = bench.run(bench.submit(text, num_tokens=1, **dict.fromkeys(asked, first)))[0]
+            for found, rows in zip(whole.rows, cold.rows, strict=True):
+                assert (found is None) == (rows is None)
+                if found is not None and rows is not None:
+                    assert found.shape == (len(text) - first, *rows.shape[1:])
+                    own = found.without_last(1) or found  # `text` has the last token too
+                    assert rows.shape[0] == 8
+                    assert own.data.endswith(rows.data)
         start: dict[str, Any] = {"prompt_logprobs": 0, "prompt_logprobs_start": len(PROMPTS[0])}
         assert bench.run(bench.submit(text, num_tokens=1, **start))[0].prompt_scores == scored[len(PROMPTS[0]) - 1 :]
     with WeightBench(tmp_path, max_running=8, max_length=48) as bench:
         others = [bench.submit(PROMPTS[1][number:], num_tokens=12, temperature=1.0) for number in range(3)]
         batched = bench.run(bench.submit(PROMPTS[0], **options), *others)[0]
         assert batched.scores == cold.scores
+        assert batched.rows == cold.rows
+    with WeightBench(tmp_path, max_running=8, max_length=48) as bench:  # nothing is asked for
+        plain = {name: value for name, value in options.items() if name not in asked}
+        assert bench.run(bench.submit(PROMPTS[0], **plain))[0].scores == cold.scores
     assert len({value for _, value in cold.scores}) > 1

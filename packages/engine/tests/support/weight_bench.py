@@ -24,7 +24,7 @@ from torch import Tensor
 
 from families.case import Case, build, randomise
 from families.registry import CASES
-from pagewood.engine.api import Command, Delta, EngineConfig, Refusal, SamplingParams, Submit
+from pagewood.engine.api import Command, Delta, EngineConfig, Refusal, Rows, SamplingParams, Submit
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -82,7 +82,15 @@ class _Known:
     scores: Scores = field(default_factory=list[tuple[int, float]])  # written by: weight_bench
     prompt_scores: Scores = field(default_factory=list[tuple[int, float]])  # written by: weight_bench
     versions: list[str] = field(default_factory=list[str])  # written by: weight_bench
+    tokens: list[int] = field(default_factory=list[int])  # contents written by: weight_bench
+    parts: list[tuple[Rows | None, ...]] = field(default_factory=list[tuple[Rows | None, ...]])
+    """Of its experts, and of its hidden states."""  # contents written by: weight_bench
     end: Delta | None = None  # written by: weight_bench
+
+    @property
+    def rows(self) -> list[Rows | None]:
+        """Its experts and its hidden states."""
+        return [Rows.joined(parts) for parts in zip(*self.parts, strict=True)]
 
 
 def bench_config(folder: Path, **options: Any) -> EngineConfig:
@@ -127,6 +135,8 @@ class WeightBench:
             known = self.known.setdefault(delta.request_id, _Known())
             known.scores += [(one.token, one.logprob) for one in delta.logprobs]
             known.prompt_scores += [(one.token, one.logprob) for one in delta.prompt_logprobs]
+            known.tokens += delta.tokens
+            known.parts.append((delta.experts, delta.states))
             known.versions += [delta.weights] * len(delta.tokens)
             if delta.finish is not None:
                 known.end = delta

@@ -226,6 +226,8 @@ def assemble(
         processors=processors,
         vector_size=info.vector_size,
         vector_tail=vector_tail,
+        expert_shape=info.expert_shape,
+        state_size=info.vector_size if info.reports_states else 0,
         generates=info.generates,
         low_priority_first=config.low_priority_first,
         max_queue_s=config.max_queue_s,

@@ -231,7 +231,8 @@ def with_holds(scenario: Scenario, rng: random.Random) -> Scenario:
 
 
 def with_logprobs(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Return the scenario with requests that ask for log probabilities of their output, their prompt, both or none."""
+    """Return the scenario with requests that ask for log probabilities of their output, their prompt, both or none,
+    and for experts and hidden states from some position on."""
     arrivals = tuple(
         replace(
             arrival,
@@ -240,6 +241,8 @@ def with_logprobs(scenario: Scenario, rng: random.Random) -> Scenario:
                 logprobs=rng.choice((None, 0, 2)),
                 prompt_logprobs=rng.choice((None, None, 0, 1)),
                 prompt_logprobs_start=rng.choice((1, 1, 2, 7)),
+                routed_experts_from=rng.choice((None, -1, 0, len(arrival.prompt))),
+                hidden_states_from=rng.choice((None, -1, 0, len(arrival.prompt) // 2)),
             ),
         )
         for arrival in scenario.arrivals

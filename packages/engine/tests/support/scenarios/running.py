@@ -25,6 +25,7 @@ from pagewood.engine.api import (
     Resume,
     ResumeRequest,
     Retain,
+    Rows,
     SetPriority,
     Submit,
     TokenLogprob,
@@ -43,7 +44,16 @@ from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.ranks.notes import StepNotes
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 from pagewood.engine.runner.ranks.segment import Segment
-from pagewood.engine.testing.echo import STATE_SIZE, EchoRunner, echo_logprob, oracle_tokens, oracle_vector
+from pagewood.engine.testing.echo import (
+    EXPERT_SHAPE,
+    STATE_SIZE,
+    EchoRunner,
+    echo_experts,
+    echo_logprob,
+    oracle_states,
+    oracle_tokens,
+    oracle_vector,
+)
 from pagewood.engine.testing.echo_grammar import EchoCompiler, allowed_tokens, text_inside
 from pagewood.engine.testing.random_drafting import RandomDrafting
 from pagewood.engine.weight_commands import Sleep, UpdateWeights, WakeUp, WeightCommand
@@ -252,6 +262,7 @@ class _Run:
         self._ends: dict[str, Delta] = {}
         self._logprobs: dict[str, list[TokenLogprob]] = {}
         self._prompt_logprobs: dict[str, list[TokenLogprob]] = {}
+        self._rows: dict[str, list[tuple[Rows | None, Rows | None]]] = {}
         self._aborted: set[str] = set()
         self._num_held = 0
         self._num_aborted_held = 0
@@ -286,6 +297,8 @@ class _Run:
             num_states=scenario.num_states,
             state_interval=scenario.state_interval,
             vector_size=STATE_SIZE,
+            expert_shape=EXPERT_SHAPE if make_other_runner is None else None,
+            reports_states=make_other_runner is None,
             long_step_tokens=scenario.long_step_tokens,
         )
         allocator = None if scenario.num_pools > 1 else page_allocator(scenario.config.resolved(), info)
@@ -546,6 +559,7 @@ class _Run:
             self._outputs.setdefault(delta.request_id, []).extend(delta.tokens)
             self._logprobs.setdefault(delta.request_id, []).extend(delta.logprobs)
             self._prompt_logprobs.setdefault(delta.request_id, []).extend(delta.prompt_logprobs)
+            self._rows.setdefault(delta.request_id, []).append((delta.experts, delta.states))
             if delta.finish is not None:
                 self._ends[delta.request_id] = delta
 
@@ -627,6 +641,7 @@ class _Run:
                 has_states=self._scenario.num_states > 0,
             )
             self._check_logprobs(name, arrival, output)
+            self._check_rows(name, arrival, adapter, adapter_start)
             grammar = arrival.sampling.grammar
             if grammar is not None and grammar.text.endswith("1"):
                 assert last.finish in (FinishReason.REFUSED, FinishReason.ABORT), f"request {name} was accepted"
@@ -694,6 +709,25 @@ class _Run:
         assert np.allclose(vector, expected, rtol=1e-6, atol=0), f"request {name}: {pooling} of {len(prompt)} tokens"
         assert (last.num_prompt_tokens, last.num_output_tokens) == (len(prompt), 0)
         assert pooling.kind == "last" or not last.num_cached_tokens
+
+    def _check_rows(self, name: str, arrival: Arrival, adapter: int, adapter_start: int) -> None:
+        """Experts and states must be those of each position, in order, up to the one that the last token follows."""
+        last, prompt, sampling = self._ends[name], arrival.prompt, arrival.sampling
+        is_cut = last.finish in (FinishReason.ABORT, FinishReason.ERROR)
+        states = oracle_states(
+            [*prompt, *self._outputs[name]], window=self._window, adapter=adapter, start=adapter_start,
+            has_states=self._scenario.num_states > 0,
+        )  # fmt: skip
+        asked = ((sampling.routed_experts_from, echo_experts(states)), (sampling.hidden_states_from, states))
+        for (start, expected), parts in zip(asked, zip(*self._rows[name], strict=True), strict=True):
+            rows = Rows.joined(parts)
+            num = 0 if rows is None else rows.shape[0]
+            first = len(prompt) - 1 if start == -1 else start or 0
+            due = 0 if start is None else max(0, len(prompt) + last.num_output_tokens - 1 - first)
+            assert num == due or (is_cut and (num >= due or not last.num_output_tokens)), (
+                f"request {name}: {num} rows, not {due}"
+            )
+            assert rows is None or rows.data == expected[first : first + num].tobytes(), f"request {name}: its rows"
 
     def _check_logprobs(self, name: str, arrival: Arrival, output: Sequence[int]) -> None:
         """What was reported must be that of each token at its position, in order."""

@@ -8,6 +8,7 @@ from pagewood.engine.api.answers import (
     Overflow,
     Refusal,
     RequestTimings,
+    Rows,
     TokenLogprob,
 )
 from pagewood.engine.api.commands import (
@@ -47,6 +48,7 @@ from pagewood.engine.api.pooling_params import PoolingParams
 from pagewood.engine.api.sampling_params import (
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
+    MAX_INNER_BYTES,
     MAX_LOGIT_BIAS,
     MAX_LOGITS_PROCESSORS,
     MAX_LOGPROBS,
@@ -61,6 +63,7 @@ __all__ = [
     "MAX_ADAPTER_RANK",
     "MAX_BAD_WORDS",
     "MAX_BAD_WORD_TOKENS",
+    "MAX_INNER_BYTES",
     "MAX_LOGITS_PROCESSORS",
     "MAX_LOGIT_BIAS",
     "MAX_LOGPROBS",
@@ -102,6 +105,7 @@ __all__ = [
     "ResumeRequest",
     "Retain",
     "Role",
+    "Rows",
     "SamplingParams",
     "SchedulePreset",
     "SetPriority",

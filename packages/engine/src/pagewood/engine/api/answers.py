@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
@@ -31,6 +32,34 @@ class TokenLogprob(NamedTuple):
     """1 for the most probable token; equally probable ones share the smaller rank."""
     top: tuple[tuple[int, float], ...] = ()
     """The most probable tokens with their log probabilities, best first, of equal ones the smaller id first."""
+
+
+class Rows(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Values of consecutive positions of a request, as bytes, so that a reader needs no numpy. There is at least one.
+
+    Source: routing replay of trainers, as in SGLang and vLLM.
+    """
+
+    shape: tuple[int, ...]
+    """The number of positions, then the shape of the values of one."""
+    data: bytes
+    """In the order of the positions, little-endian: int32 for experts, float32 for hidden states."""
+
+    def without_last(self, num: int) -> Rows | None:
+        """Return the rows of all but the last `num` positions; None: of no position."""
+        left = self.shape[0] - num
+        if left <= 0:
+            return None
+        return Rows((left, *self.shape[1:]), self.data[: len(self.data) // self.shape[0] * left])
+
+    @staticmethod
+    def joined(parts: Sequence[Rows | None]) -> Rows | None:
+        """Return the rows of consecutive parts as one; None: of no position."""
+        rows = [part for part in parts if part is not None]
+        if len(rows) < 2:
+            return rows[0] if rows else None
+        num = sum(part.shape[0] for part in rows)
+        return Rows((num, *rows[0].shape[1:]), b"".join(part.data for part in rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,3 +198,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """In the last `Delta`, if `Submit.explain` asks for it and the request was not refused at once."""
     weights: str = ""
     """The version of the weights that have computed `tokens`; empty: those that the engine began with."""
+    experts: Rows | None = None
+    """`[positions, layers, experts of a token] int32`, what routers have chosen at the positions computed since the
+    last `Delta` that `SamplingParams.routed_experts_from` asks for. With all tokens so far, all are known but that of
+    the last drawn one. None: nothing new."""
+    states: Rows | None = None
+    """`[positions, hidden size] float32`, the same for `SamplingParams.hidden_states_from`."""

@@ -25,6 +25,9 @@ MAX_PROCESSOR_ARGUMENTS_BYTES = 4096
 MAX_LOGPROBS = 64
 """Most alternatives that are reported for a token."""
 
+MAX_INNER_BYTES = 64 << 20
+"""Most bytes of the experts, and of the hidden states, that are reported of a request of its full length."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessor:
@@ -114,6 +117,14 @@ class SamplingParams:
     prompt_logprobs_start: int = 1
     """Index of the first prompt token that `prompt_logprobs` reports. At least 1: the first token of a prompt, which
     has the index 0, has no probability."""
+    routed_experts_from: int | None = None
+    """First position of prompt and output at which the experts are reported that routers choose for the token; -1: the
+    last one of the prompt, None: nothing is reported. It is at most the length of the prompt, and the values of all
+    positions from there on have at most 64 MiB. The token drawn last is
+    not computed, so it has none. The prompt is computed from there on, also where it is cached."""
+    hidden_states_from: int | None = None
+    """The same for the hidden states behind the last norm, of which the logits of the next token are made; from -1 on,
+    they are those from which the output was drawn."""
     grammar: Grammar | None = None
     """What the output may be; None: anything."""
     logits_processors: tuple[LogitsProcessor, ...] = ()
@@ -146,6 +157,10 @@ class SamplingParams:
                 raise ValueError(f"{name} must be None or in [0, {MAX_LOGPROBS}], got {value}")
         if self.prompt_logprobs_start < 1:
             raise ValueError(f"prompt_logprobs_start must be >= 1, got {self.prompt_logprobs_start}")
+        for name in ("routed_experts_from", "hidden_states_from"):
+            value = getattr(self, name)
+            if value is not None and value < -1:
+                raise ValueError(f"{name} must be None, -1 or a position, got {value}")
         if self.logprobs_kind not in ("raw", "processed"):
             raise ValueError(f"logprobs_kind must be 'raw' or 'processed', got {self.logprobs_kind!r}")
         if len(self.logits_processors) > MAX_LOGITS_PROCESSORS:

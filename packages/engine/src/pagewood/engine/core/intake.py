@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace as replace_fields
 
 from pagewood.engine.api import (
+    MAX_INNER_BYTES,
     Abort,
     Command,
     Delta,
@@ -37,6 +39,7 @@ from pagewood.engine.api import (
 from pagewood.engine.core.adapter import Adapter
 from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.core.images import ImageEncoder
+from pagewood.engine.core.inner_rows import InnerRows
 from pagewood.engine.core.masks.constrain import Compiler
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.arrays import Int32
@@ -88,6 +91,8 @@ class Intake:
         processors: the functions that `logits_processors` of a request may name.
         vector_size: elements of a hidden state; 0: requests for a vector are refused.
         vector_tail: what follows the pooling of states; None: nothing.
+        expert_shape: see `EngineInfo`; None: requests for experts are refused.
+        state_size: elements of a hidden state; 0: requests for hidden states are refused.
         generates: whether the model generates tokens; otherwise requests for anything but a vector are refused.
         low_priority_first: whether the priorities of clients are lowest first.
         max_queue_s: after which a request that has never run is refused; None: never.
@@ -107,7 +112,7 @@ class Intake:
         "_asleep", "_awaited", "_clock", "_compiler", "_deadlines", "_ends_early", "_eos_token_ids", "_falling",
         "_flushes", "_fresh", "_generates", "_images", "_kept_back", "_keys", "_kv", "_max_length", "_max_live",
         "_max_queue_s",
-        "_notes", "_num_arrivals", "_paused", "_processors", "_publishing", "_quotas", "_seed", "_sign",
+        "_notes", "_num_arrivals", "_paused", "_processors", "_publishing", "_quotas", "_row_sizes", "_seed", "_sign",
         "_slept_before", "_state", "_vector_size", "_vector_tail", "_vocab_size", "_weights",
     )  # fmt: skip
 
@@ -125,6 +130,8 @@ class Intake:
         processors: Mapping[str, Callable[..., None]] | None = None,
         vector_size: int = 0,
         vector_tail: VectorTail | None = None,
+        expert_shape: tuple[int, int] | None = None,
+        state_size: int = 0,
         generates: bool = True,
         low_priority_first: bool = False,
         max_queue_s: float | None = None,
@@ -155,6 +162,11 @@ class Intake:
         self._seed = seed
         self._vector_size = vector_size if vector_tail is None else vector_tail.size
         self._vector_tail = vector_tail
+        self._row_sizes = {
+            "routed_experts_from": math.prod(expert_shape or (0,)),
+            "hidden_states_from": state_size,
+        }
+        """Numbers of a position, by the field that asks for them; 0: they are not reported."""
         self._generates = generates
         self._sign = -1 if low_priority_first else 1
         self._max_queue_s = max_queue_s
@@ -311,6 +323,8 @@ class Intake:
             num_unscored=(
                 0 if sampling.prompt_logprobs is None else max(0, len(prompt) - sampling.prompt_logprobs_start)
             ),
+            experts=InnerRows.of(sampling.routed_experts_from, num_prompt=len(prompt), num_known=num_known),
+            states=InnerRows.of(sampling.hidden_states_from, num_prompt=len(prompt), num_known=num_known),
             pool=None if pooling is None else Pool.of(pooling, len(prompt), self._vector_tail),
             threshold=0.0 if submit.output else submit.cache_hit_threshold,
             awaits_kv=submit.handover == "await",
@@ -744,6 +758,25 @@ class Intake:
         max_tokens = 1 if self._ends_early else submit.sampling.max_tokens
         if len(prompt) + (max_tokens or 1) > self._max_length:
             return Overflow(num_prompt=len(prompt), max_length=self._max_length, max_tokens=max_tokens).refusal()
+        return self._rows_refusal(submit, len(prompt))
+
+    def _rows_refusal(self, submit: Submit, num_prompt: int) -> Refusal | None:
+        """Return why a request cannot have its inner rows, or None; its prompt has `num_prompt` tokens."""
+        most = self._max_length - num_prompt if submit.sampling.max_tokens is None else submit.sampling.max_tokens
+        for param, size in self._row_sizes.items():
+            start = getattr(submit.sampling, param)
+            if start is None:
+                continue
+            if not size or submit.is_search:
+                why = "in a beam search" if size else "because the model has none, or is not on the CPU of one process"
+                return Refusal(message=f"{param} must be None {why}, got {start}", param=param, code="not_reported")
+            if start > num_prompt:
+                message = f"{param} must be at most the length of the prompt, {num_prompt}, got {start}"
+                return Refusal(message=message, param=param, code="invalid_value")
+            num = num_prompt + most - 1 - (num_prompt - 1 if start == -1 else start)
+            if num > (most_rows := MAX_INNER_BYTES // (4 * size)):
+                message = f"{param} must ask for at most {most_rows} positions ({MAX_INNER_BYTES} bytes), got {num}"
+                return Refusal(message=message, param=param, code="invalid_value")
         return None
 
     def _image_refusal(self, submit: Submit, prompt: Int32) -> Refusal | None:
@@ -755,6 +788,8 @@ class Intake:
         others = {
             "pooling": submit.pooling is not None,
             "prompt_logprobs": submit.sampling.prompt_logprobs is not None,
+            "routed_experts_from": submit.sampling.routed_experts_from is not None,
+            "hidden_states_from": submit.sampling.hidden_states_from is not None,
             "adapter": isinstance(adapter, Adapter) and bool(adapter.invocation),
         }
         for param, is_there in others.items():

@@ -238,6 +238,10 @@ class EngineInfo:
     """Positions between the states that the cache keeps within a long prompt, a multiple of the page size."""
     vector_size: int = 0
     """Elements of a hidden state; 0: the runner makes no vectors."""
+    expert_shape: tuple[int, int] | None = None
+    """Layers of the model, and experts of a token in each, if the runner reports which; None: it does not."""
+    reports_states: bool = False
+    """Whether the runner reports hidden states."""
     generates: bool = True
     """Whether it generates tokens; an encoder makes vectors only."""
     takes_images: bool = False
@@ -884,7 +888,7 @@ class Engine:
             between = None
             if following is not None and 0 < following.num_masks == len(following.constrained):  # it has no drafts
                 between = partial(self._constrain_between, following, errors)
-            self._send(retire(self._state, self._kv, pending.grants, result, between=between))
+            self._send(retire(self._state, self._kv, pending.grants, result, batch=pending.batch, between=between))
             interrupt = errors[0] if errors else interrupt
         elif failure is not None:
             self._send(self._fail(pending.grants, failure))
@@ -905,6 +909,7 @@ class Engine:
             vocab_size=self.info.vocab_size,
             vector_size=self.info.vector_size,
             num_top=num_top,
+            expert_shape=self.info.expert_shape,
         )
 
     def _fail(self, grants: Sequence[Grant], failure: BaseException) -> list[Delta]:

@@ -23,6 +23,7 @@ from pagewood.engine.api import CachedPrefix, FinishReason, SamplingParams, Toke
 from pagewood.engine.core.adapter import Activation, Adapter
 from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.images import Encoding, PromptImages
+from pagewood.engine.core.inner_rows import InnerRows
 from pagewood.engine.core.masks.constrain import Compiling
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.pooling import Pool
@@ -99,6 +100,10 @@ class Request:
     # contents written by: retire
     pool: Pool | None = None
     """The vector that it asks for; None: it asks for tokens."""  # contents written by: retire
+    experts: InnerRows | None = None
+    """The experts of its positions; None: it asks for none."""  # contents written by: retire
+    states: InnerRows | None = None
+    """Their hidden states; None: it asks for none."""  # contents written by: retire
     finish: FinishReason | None = None  # written by: retire
     pause: Literal["no", "in_place", "retract"] = "no"
     """Whether it is paused alone, and whether it then keeps its memory."""  # written by: pausing
@@ -208,13 +213,17 @@ class Request:
         """Return the tokens whose KV may come from a cache.
 
         These are all but the last, because its logits are needed; or those before the first one whose logits are needed
-        for a log probability, or whose hidden state is needed for a vector.
+        for a log probability, or whose hidden state or experts are needed.
         """
+        num = self.num_known - 1
         if self.pool is not None:
-            return self.cached_ids(0, min(self.pool.num_done, self.num_known - 1))
+            num = min(num, self.pool.num_done)
         if self.num_unscored:
-            return self.cached_ids(0, self.num_prompt - self.num_unscored - 1)
-        return self.cached_ids(0, self.num_known - 1)
+            num = min(num, self.num_prompt - self.num_unscored - 1)
+        for rows in (self.experts, self.states):
+            if rows is not None:
+                num = min(num, rows.num_done)
+        return self.cached_ids(0, num)
 
     def cached_ids(self, start: int, end: int) -> Int32:
         """Return the known tokens at positions [start, end) as the ids under which the cache has their KV."""

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from pagewood.engine.api import Delta, Explanation, FinishReason, Refusal, TokenLogprob
+from pagewood.engine.core.inner_rows import InnerRows
 from pagewood.engine.core.memory.divided_kv import AnyKV
+from pagewood.engine.core.messages.batch import Batch, num_rows_of
 from pagewood.engine.core.messages.logprobs import Logprobs
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.pooling import Float32, Pool
@@ -36,6 +38,7 @@ def retire(
     grants: Sequence[Grant],
     result: StepResult,
     *,
+    batch: Batch | None = None,
     between: Callable[[], None] | None = None,
 ) -> list[Delta]:
     """Apply a finished step to the state.
@@ -45,6 +48,7 @@ def retire(
         kv: publishes computed prompts, and releases requests that ended.
         grants: of the step.
         result: of the step; its entries belong to the grants with a promise, in order.
+        batch: of the step; None: it asks for no inner rows.
         between: called when the requests with a grammar are up to date; the others then follow. None: all are applied
             in their order.
 
@@ -52,6 +56,8 @@ def retire(
         One answer for each request that got tokens or its vector, or whose logits or states were not numbers; those of
         higher priority come first.
     """
+    if batch is not None and (len(batch.routed) or len(batch.stated)):
+        _add_rows(grants, batch, result)
     if between is None:
         deltas = _retire(state, kv, grants, result, None)
     else:
@@ -68,6 +74,23 @@ def retire(
     return deltas
 
 
+def _add_rows(grants: Sequence[Grant], batch: Batch, result: StepResult) -> None:
+    """Give requests the experts and states of a step, which their next answers then have.
+
+    No request is advanced by this step yet, so that its KV is computed up to where its grant has begun.
+    """
+    for kind, entries, rows in (("experts", batch.routed, result.experts), ("states", batch.stated, result.states)):
+        nums = num_rows_of(entries, batch.counts, batch.sampled, batch.num_promised, result.counts).tolist()
+        asked: list[tuple[int, int]] = entries.tolist()
+        at = 0
+        for (index, left_out), num in zip(asked, nums, strict=True):
+            request = grants[index].request
+            own: InnerRows | None = getattr(request, kind)
+            if request.finish is None and num and own is not None and rows is not None:
+                own.add(request.num_computed + left_out, rows[at : at + num])
+            at += num
+
+
 def _retire(
     state: EngineState, kv: AnyKV, grants: Sequence[Grant], result: StepResult, has_grammar: bool | None
 ) -> list[Delta]:
@@ -75,7 +98,7 @@ def _retire(
     deltas: list[Delta] = []
     by_grant = result.by_grant()
     logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
-    is_plain = logprobs is None and prompt_logprobs is None
+    is_plain = logprobs is None and prompt_logprobs is None and result.experts is None and result.states is None
     first, num_seen, num_scored = 0, 0, 0
     vectors = iter(() if result.vectors is None else result.vectors)
     if len(by_grant) < len(grants):  # some promise nothing
@@ -272,13 +295,14 @@ def _follow(request: Request, matcher: Matcher, tokens: tuple[int, ...]) -> tupl
     """Append the tokens that the grammar of a request forces; one grant then computes them together.
 
     Nothing is appended if the only forced token is one that a step in flight will draw anyway. Nor is anything forced
-    for a request with log probabilities or logits processors: its tokens are all drawn.
+    for a request with log probabilities, inner rows or logits processors: its tokens are all drawn.
 
     Returns:
         The same as `_append`, for `tokens` and the forced ones together.
     """
     sampling = request.sampling
-    if sampling.logprobs is not None or sampling.logits_processors or request.num_unseen > 1:
+    wants_rows = request.experts is not None or request.states is not None
+    if sampling.logprobs is not None or sampling.logits_processors or request.num_unseen > 1 or wants_rows:
         return None, tokens
     forced = matcher.forced()
     if len(forced) <= request.num_unseen:
@@ -324,6 +348,8 @@ def _answer(
         logprobs=logprobs,
         prompt_logprobs=tuple(request.prompt_logprobs),
         vector=vector,
+        experts=None if request.experts is None else request.experts.take(request.num_known - 1),
+        states=None if request.states is None else request.states.take(request.num_known - 1),
     )
     if first and request.explains and request.cached_prefix is not None:
         explanation = Explanation(

@@ -154,6 +154,8 @@ def _without_text(sampling: SamplingParams, renaming: Renaming) -> SamplingParam
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
         prompt_logprobs_start=sampling.prompt_logprobs_start,
+        routed_experts_from=sampling.routed_experts_from,
+        hidden_states_from=sampling.hidden_states_from,
         grammar=None if sampling.grammar is None else Grammar(kind="regex", text="."),
         logits_processors=(LogitsProcessor(PROCESSOR),) if sampling.logits_processors else (),
     )

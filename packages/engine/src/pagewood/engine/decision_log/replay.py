@@ -14,7 +14,7 @@ from pagewood.engine.api import Command, Delta, Grammar, Refusal
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.arrays import Int32
-from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.batch import Batch, num_rows_of
 from pagewood.engine.core.messages.logprobs import Logprobs
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.request import Request
@@ -158,6 +158,11 @@ class _Replay:
         return _ReplayedStep(batch, num_top, self)
 
     @property
+    def expert_shape(self) -> tuple[int, ...]:
+        """Layers, and experts of a token in each."""
+        return tuple(self._header.info.get("expert_shape") or ())
+
+    @property
     def vector_size(self) -> int:
         """Elements of a hidden state."""
         return self._header.info["vector_size"]
@@ -255,6 +260,7 @@ class _ReplayedStep:
         pooled, num_elements = len(self._batch.pooled), self._source.vector_size
         is_number = np.array(result.pooled if len(result.pooled) == pooled else [True] * pooled, np.bool_)
         num_top, scored = np.repeat(self._num_top, counts), self._batch.scored
+        routed, stated = (self._num_rows(entries, counts) for entries in (self._batch.routed, self._batch.stated))
         return StepResult(
             tokens=tokens,
             counts=counts,
@@ -267,7 +273,13 @@ class _ReplayedStep:
             if len(scored)
             else None,
             vectors=np.where(is_number[:, None], np.zeros(num_elements), np.nan).astype(np.float32) if pooled else None,
+            experts=np.zeros((routed, *self._source.expert_shape), np.int32) if len(self._batch.routed) else None,
+            states=np.zeros((stated, num_elements), np.float32) if len(self._batch.stated) else None,
         )
+
+    def _num_rows(self, entries: Int32, counts: Int32) -> int:
+        batch = self._batch
+        return int(num_rows_of(entries, batch.counts, batch.sampled, batch.num_promised, counts).sum())
 
 
 def _logprobs(tokens: Int32, num_top: Int32) -> Logprobs:

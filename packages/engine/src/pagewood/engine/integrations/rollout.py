@@ -27,18 +27,21 @@ class RolloutServer:
     """One engine for answers of a policy in training. Invariant: no request ends early but by `abort_all_requests`.
 
     Args:
-        answer: makes what `generate` returns, of `token_ids`, `log_probs`, `stop_reason` and `extra_fields`.
+        answer: makes what `generate` returns, of `token_ids`, `log_probs`, `routed_experts`, `stop_reason` and
+            `extra_fields`.
         options: fields of `EngineConfig`, with `model`.
         prompt_length: longest prompt that the trainer makes.
         response_length: longest answer that it wants.
         has_processed: whether log probabilities are those after temperature and filters.
+        has_experts: whether answers have the experts of all tokens of prompt and answer but the last one,
+            `[tokens - 1, layers, experts of a token] int32`; then no request reads cached prefixes.
         defaults: sampling parameters that requests may leave out.
         level: of `sleep`; 0: it does nothing; None: nor does `release_kv_cache`, as with 1.
     """
 
     __slots__ = (
-        "_admitted", "_answer", "_defaults", "_has_processed", "_is_rejecting", "_level", "_llm", "_prompt_length",
-        "_response_length", "_steps",
+        "_admitted", "_answer", "_defaults", "_has_experts", "_has_processed", "_is_rejecting", "_level",
+        "_llm", "_prompt_length", "_response_length", "_steps",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +52,7 @@ class RolloutServer:
         prompt_length: int,
         response_length: int,
         has_processed: bool = True,
+        has_experts: bool = False,
         defaults: Mapping[str, Any] | None = None,
         level: int | None = 2,
     ) -> None:
@@ -57,6 +61,7 @@ class RolloutServer:
         self._prompt_length = prompt_length
         self._response_length = response_length
         self._has_processed = has_processed
+        self._has_experts = has_experts
         self._defaults = dict(defaults or {})
         self._level = level
         self._steps: int | None = None
@@ -107,7 +112,8 @@ class RolloutServer:
             list(found.tokens),
             None if sampling.logprobs is None else [one.logprob for one in found.logprobs],
             is_whole=found.finish is not FinishReason.ABORT,
-            num_cached_tokens=found.num_cached_tokens,
+            num_cached=found.num_cached_tokens,
+            experts=found.routed_experts,
         )
 
     async def update_weights(self, files: Sequence[str], global_steps: int | None = None) -> None:
@@ -157,13 +163,14 @@ class RolloutServer:
             await self._llm.wake_up(("kv_cache",))
 
     def _answered(
-        self, tokens: list[int], logprobs: list[float] | None, *, is_whole: bool, num_cached_tokens: int = 0
+        self, tokens: list[int], scores: list[float] | None, *, is_whole: bool, num_cached: int = 0, experts: Any = None
     ) -> Any:
         return self._answer(
             token_ids=tokens,
-            log_probs=logprobs,
+            log_probs=scores,
+            routed_experts=experts,
             stop_reason="completed" if is_whole else "aborted",
-            extra_fields={"global_steps": self._steps, "num_cached_tokens": num_cached_tokens},
+            extra_fields={"global_steps": self._steps, "num_cached_tokens": num_cached},
         )
 
     def _sampling(self, num_prompt: int, wanted: Mapping[str, Any]) -> SamplingParams:
@@ -188,6 +195,7 @@ class RolloutServer:
             top_k=max(0, wanted.get("top_k", 0)),
             logprobs=0 if wanted.get("logprobs") not in (None, False) else None,
             logprobs_kind="processed" if self._has_processed else "raw",
+            routed_experts_from=0 if self._has_experts else None,
             stop_token_ids=tuple(wanted.get("stop_token_ids") or ()),
             **{name: wanted[name] for name in _SAME if wanted.get(name) is not None},
         )

@@ -54,6 +54,7 @@ class PagewoodReplica(RolloutReplica):
             engine_options(self.config, self.model_config.local_path),
             prompt_length=self.config.prompt_length,
             response_length=self.config.response_length,
+            has_experts=self.config.enable_rollout_routing_replay,
             has_processed=self.config.logprobs_mode == "processed_logprobs",
             defaults={"ignore_eos": self.config.ignore_eos},
             # weights that the trainer sends anew need not be kept while it has the device
@@ -121,11 +122,14 @@ def engine_options(config: Any, model: str) -> dict[str, Any]:
     Raises:
         ValueError: it asks for something that an engine cannot do.
     """
-    for name, needed in (("data_parallel_size", 1), ("quantization", None), ("enable_rollout_routing_replay", False)):
+    for name, needed in (("data_parallel_size", 1), ("quantization", None)):
         if getattr(config, name) != needed:
             raise ValueError(f"rollout.{name} must be {needed} with {NAME}, got {getattr(config, name)!r}")
     if config.mtp.enable or config.disaggregation.enabled:
         raise ValueError(f"rollout.mtp and rollout.disaggregation must be off with {NAME}, got one of them on")
+    own: dict[str, Any] = (config.engine_kwargs or {}).get(NAME) or {}
+    if config.enable_rollout_routing_replay and own.get("device") != "cpu":
+        raise ValueError(f"rollout.enable_rollout_routing_replay must be False with {NAME} but on a CPU, got True")
     return {
         "model": model,
         "device": "cuda",
@@ -138,7 +142,7 @@ def engine_options(config: Any, model: str) -> dict[str, Any]:
         "mem_fraction": config.gpu_memory_utilization,
         "prefix_cache": config.enable_prefix_caching,
         "seed": config.seed,
-        **((config.engine_kwargs or {}).get(NAME) or {}),
+        **own,
     }
 
 

@@ -17,7 +17,7 @@ from pagewood.engine.models.limits import LARGEST, check_size, read_size
 from pagewood.engine.models.memory import layer_groups, memory_layout, state_layout
 from pagewood.engine.models.parts.attention import AttentionConfig, Order
 from pagewood.engine.models.parts.choice import WithPages, paged_part
-from pagewood.engine.models.parts.experts import ExpertsConfig
+from pagewood.engine.models.parts.experts import ExpertsConfig, RouterConfig
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.layer import LayerConfig
@@ -197,6 +197,19 @@ class ModelConfig:
         parts = [layer.feed_forward for layer in self.layers]
         kinds = (ExpertsConfig, ExpertsBesideConfig)
         return sum(part.num_idle(self.hidden_size) for part in parts if isinstance(part, kinds))
+
+    @property
+    def expert_shape(self) -> tuple[int, int] | None:
+        """Its layers, and how many experts a token has in each that has experts; None: no layer has."""
+        chosen = {router.num_chosen for router in self.routers if router is not None}
+        return (self.num_layers, max(chosen)) if chosen else None
+
+    @property
+    def routers(self) -> tuple[RouterConfig | None, ...]:
+        """The router of each layer; None: the layer has no experts."""
+        parts = [layer.feed_forward for layer in self.layers]
+        parts = [part.experts if isinstance(part, ExpertsBesideConfig) else part for part in parts]
+        return tuple(part.router if isinstance(part, ExpertsConfig) else None for part in parts)
 
     @property
     def head_dims(self) -> tuple[int, ...]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import reprlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pagewood.engine.api import (
     Abort,
@@ -16,6 +19,7 @@ from pagewood.engine.api import (
     Pause,
     Refusal,
     Resume,
+    Rows,
     Submit,
     TokenLogprob,
 )
@@ -58,6 +62,10 @@ class Completion:
     `num_drafted_tokens` counts the draft tokens that were verified for this prompt, and `num_accepted_tokens` the
     accepted ones among them. Both are 0 if the engine does not speculate.
 
+    `routed_experts` `[positions, layers, experts of a token] int32` and `hidden_states` `[positions, hidden size]
+    float32` are of the positions from `SamplingParams.routed_experts_from` and `hidden_states_from` on, up to the one
+    from which the last token was drawn. They are None if there are none. The numbers of layers without experts are 0.
+
     `weight_versions` says which weights have computed which of `tokens`; it is empty if they were never updated.
     """
 
@@ -72,6 +80,8 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     weight_versions: tuple[WeightSpan, ...] = ()
+    routed_experts: NDArray[np.int32] | None = field(default=None, compare=False)
+    hidden_states: NDArray[np.float32] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         """Return the beginning of the text, the number of tokens, and how it ended."""
@@ -286,7 +296,9 @@ class Router:
 class _Answer:
     """One answer to a prompt so far."""
 
-    __slots__ = ("_logprobs", "_prompt_logprobs", "_spans", "_stream", "_texts", "_tokens", "last")
+    __slots__ = (
+        "_experts", "_logprobs", "_prompt_logprobs", "_spans", "_states", "_stream", "_texts", "_tokens", "last",
+    )  # fmt: skip
 
     def __init__(self, stream: TextStream) -> None:
         self._stream = stream
@@ -294,6 +306,8 @@ class _Answer:
         self._tokens: list[int] = []
         self._spans: list[WeightSpan] = []
         self._logprobs: list[TokenLogprob] = []
+        self._experts: list[Rows | None] = []
+        self._states: list[Rows | None] = []
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()  # written by: take
         self.last: Delta | None = None
         """The Delta that completed it."""  # written by: take
@@ -310,6 +324,8 @@ class _Answer:
                 break
         self._logprobs += delta.logprobs[: len(self._tokens) - num_known]
         add_span(self._spans, delta.weights, len(self._tokens) - num_known)
+        self._experts.append(delta.experts)
+        self._states.append(delta.states)
         if delta.prompt_logprobs:
             self._prompt_logprobs = delta.prompt_logprobs
         if delta.finish is not None and self._stream.stopped_by is None:
@@ -323,6 +339,7 @@ class _Answer:
         """Return the complete answer."""
         assert self.last is not None
         stopped = self._stream.stopped_by is not None and self.last.finish in ENDS_OF_TEXT
+        num_behind = self.last.num_output_tokens - len(self._tokens) if stopped else 0
         return Completion(
             text="".join(self._texts),
             tokens=tuple(self._tokens),
@@ -335,4 +352,13 @@ class _Answer:
             logprobs=tuple(self._logprobs),
             prompt_logprobs=self._prompt_logprobs,
             weight_versions=spans_shown(self._spans),
+            routed_experts=_array(self._experts, num_behind, "<i4"),
+            hidden_states=_array(self._states, num_behind, "<f4"),
         )
+
+
+def _array(parts: Sequence[Rows | None], num_behind: int, dtype: str) -> NDArray[Any] | None:
+    """Return the rows of an answer, whose last `num_behind` positions are behind its end; None: there are none."""
+    joined = Rows.joined(parts)
+    rows = None if joined is None else joined.without_last(num_behind)
+    return None if rows is None else np.frombuffer(rows.data, dtype).reshape(rows.shape)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pagewood.engine.api import PoolingParams, SamplingParams, TokenLogprob
 from pagewood.engine.core.messages.arrays import Int32
-from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.batch import Batch, num_rows_of
 from pagewood.engine.core.messages.logprobs import Logprobs
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.request import Request
@@ -27,6 +27,8 @@ _UInt64 = NDArray[np.uint64]
 _GARBAGE = np.uint64(0xDEADBEEF)
 STATE_SIZE = 4
 """Elements of a hidden state."""
+EXPERT_SHAPE = (2, 1)
+"""Layers, and experts of a token in each."""
 
 
 def oracle_tokens(
@@ -102,16 +104,27 @@ def oracle_vector(
     has_states: bool = False,
 ) -> NDArray[np.float32]:
     """Return the vector of a prompt, computed alone; see `oracle_tokens`, also for `start` (`adapter_start`)."""
-    tokens = np.array(prompt, np.int32)
-    made_of = _made_of(np.arange(len(tokens)), 0, adapter, start)
-    kv = _kv_of(tokens, np.arange(len(tokens), dtype=np.int32), made_of)
-    own = _states_of(kv, 0) if has_states else [0] * len(tokens)
-    states = np.stack([echo_state(_seen(kv[: i + 1], window) + own[i], i) for i in range(len(tokens))])
+    states = oracle_states(prompt, window=window, adapter=adapter, start=start, has_states=has_states)
     chosen = {"last": states[-1], "cls": states[0], "mean": states.astype(np.float64).mean(axis=0)}[pooling.kind]
     vector = chosen[: pooling.dimensions].astype(np.float64)
     if pooling.normalize:
         vector /= np.sqrt((vector**2).sum()) or 1.0
     return vector.astype(np.float32)
+
+
+def oracle_states(
+    text: Sequence[int], *, window: int | None, adapter: int, start: int, has_states: bool
+) -> NDArray[np.float32]:
+    """Return the hidden state at each position of a text, computed alone; see `oracle_vector`."""
+    tokens = np.array(text, np.int32)
+    kv = _kv_of(tokens, np.arange(len(tokens), dtype=np.int32), _made_of(np.arange(len(tokens)), 0, adapter, start))
+    own = _states_of(kv, 0) if has_states else [0] * len(tokens)
+    return np.stack([echo_state(_seen(kv[: i + 1], window) + own[i], i) for i in range(len(tokens))])
+
+
+def echo_experts(states: NDArray[np.float32]) -> Int32:
+    """Return the experts `[positions, *EXPERT_SHAPE]` at positions with these hidden states."""
+    return np.ascontiguousarray(states[:, : EXPERT_SHAPE[0]], np.int32).reshape(-1, *EXPERT_SHAPE)
 
 
 def echo_state(kv_sum: int, position: int) -> NDArray[np.float32]:
@@ -293,6 +306,9 @@ class EchoRunner:
         vectors: list[NDArray[np.float32]] = []
         yielded: list[list[int]] = []
         drafted: list[int] = []
+        asked = {*batch.routed[:, 0].tolist(), *batch.stated[:, 0].tolist()}
+        hidden: dict[int, NDArray[np.float32]] = {}
+        """By grant that is asked for inner rows: the hidden states of its positions."""
         left: dict[int, int] = {}
         """States that the step leaves, by place."""
         for grant, (row, start, count, past) in enumerate(
@@ -319,6 +335,8 @@ class EchoRunner:
             states = [0] * count
             if len(self._states):
                 states = self._advance_state(batch, grant, start, kv, left, is_broken=grant in broken)
+            if grant in asked:
+                hidden[grant] = self._hidden(kv, past, states, start, 0, count)
             if grant in pooled:
                 vectors.append(self._pool(kv, past, states, start, *pooled[grant], is_broken=grant in broken))
             if grant not in promised:
@@ -345,10 +363,14 @@ class EchoRunner:
         for place, state in left.items():
             self._states[place] = state
         num_rebuilt, self._num_rebuilt = self._num_rebuilt, 0
+        counts = np.array([len(tokens) for tokens in yielded], np.int32)
+        routed, stated = (_inner_rows(entries, batch, counts, hidden) for entries in (batch.routed, batch.stated))
         return StepResult(
             num_rebuilt=num_rebuilt,
+            experts=None if routed is None else echo_experts(routed),
+            states=stated,
             tokens=np.array([token for tokens in yielded for token in tokens], np.int32),
-            counts=np.array([len(tokens) for tokens in yielded], np.int32),
+            counts=counts,
             num_drafted=np.array(drafted, np.int32),
             logprobs=self._logprobs(batch, yielded),
             prompt_logprobs=prompt_logprobs,
@@ -406,9 +428,15 @@ class EchoRunner:
         """
         if is_broken:
             return np.full(STATE_SIZE, np.nan, np.float32)
+        return self._hidden(kv, past, own, start, first, num).sum(axis=0)
+
+    def _hidden(
+        self, kv: _UInt64, past: _UInt64, own: Sequence[int], start: int, first: int, num: int
+    ) -> NDArray[np.float32]:
+        """Return the hidden states `[num, STATE_SIZE]` of these tokens of a grant; see `_pool`."""
         known, ends = np.concatenate([past, kv]), range(first + 1, first + 1 + num)
         sums = [_seen(known[: len(past) + end], self._window) + own[end - 1] for end in ends]
-        return np.stack([echo_state(total, start + end - 1) for end, total in zip(ends, sums, strict=True)]).sum(axis=0)
+        return np.stack([echo_state(total, start + end - 1) for end, total in zip(ends, sums, strict=True)])
 
     def _logprobs(self, batch: Batch, yielded: Sequence[Sequence[int]]) -> Logprobs | None:
         """Return the reports of the tokens that a step has yielded; the tables have these tokens already."""
@@ -649,6 +677,17 @@ class EchoStep:
             self.waited = True
             self.result = self._runner.finish(self)
         return self.result
+
+
+def _inner_rows(
+    entries: Int32, batch: Batch, counts: Int32, hidden: dict[int, NDArray[np.float32]]
+) -> NDArray[np.float32] | None:
+    """Return the hidden states at the positions of `Batch.routed` or `Batch.stated`; None: there are no `entries`."""
+    nums = num_rows_of(entries, batch.counts, batch.sampled, batch.num_promised, counts).tolist()
+    rows = [
+        hidden[grant][first : first + num] for (grant, first), num in zip(entries.tolist(), nums, strict=True) if num
+    ]
+    return np.concatenate([np.empty((0, STATE_SIZE), np.float32), *rows]) if len(entries) else None
 
 
 def _logprobs_of(entries: Sequence[TokenLogprob | None]) -> Logprobs:

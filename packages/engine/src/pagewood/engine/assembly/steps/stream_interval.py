@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from pagewood.engine.api import Delta, Outbox
+from pagewood.engine.api import Delta, Outbox, Rows
 
 
 class IntervalOutbox:
@@ -49,4 +49,6 @@ def _joined(first: Delta, second: Delta) -> Delta:
         logprobs=first.logprobs + second.logprobs,
         prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
         weights=first.weights,
+        experts=Rows.joined((first.experts, second.experts)),
+        states=Rows.joined((first.states, second.states)),
     )

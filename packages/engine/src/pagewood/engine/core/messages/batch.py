@@ -88,6 +88,11 @@ class Batch:
     pooled: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
     """[P, 3] grants of prompts whose hidden states are added up, ascending: the grant, the first of its positions that
     counts, and how many do. These grants yield no tokens."""
+    routed: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    """[R, 2] grants whose choices of experts are reported, ascending: the grant, and how many of its first positions
+    are left out."""
+    stated: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    """[H, 2] the same for hidden states."""
 
     states: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
     """[G, 2] of each grant the place of the state that it reads, -1: zeros, and of that which it leaves; empty if no
@@ -124,6 +129,18 @@ class Batch:
         """Return the rows of the A admitted grants."""
         rows: list[int] = self.rows.tolist()
         return [rows[grant] for grant in self.admitted.tolist()]
+
+
+def num_rows_of(entries: Int32, counts: Int32, sampled: Int32, promised: Int32, yielded: Int32) -> Int32:
+    """Return how many positions of each of some grants are reported in the result of a step.
+
+    These are all that it has computed and not left out; of a grant that speculates, those that its tokens follow; and
+    none of one that should have yielded tokens and did not. The grants are `entries` `[R, 2]`, see `Batch.routed`; of
+    all, `counts` `[G]`, `sampled` and `promised` `[S]` are as in `Batch`; `yielded` `[S]`: tokens of the sampled ones.
+    """
+    nums = counts.copy()
+    nums[sampled] = np.where(yielded == 0, 0, np.where(promised > 1, yielded, counts[sampled]))
+    return np.maximum(0, nums[entries[:, 0]] - entries[:, 1])
 
 
 def num_masks(batch: Batch) -> int:

@@ -53,6 +53,11 @@ class StepResult:
     model gives all others. The engine does not read them. None: no drafts."""
     vectors: NDArray[np.float32] | None = None
     """[P, E] float32, the sum of hidden states of each of `Batch.pooled`; None: no vectors."""
+    experts: Int32 | None = None
+    """[rows, L, K] int32, the K experts of each of L layers, 0 in layers without experts, at the positions of
+    `Batch.routed`, one grant after the other; `num_rows_of` says how many each has. None: no experts."""
+    states: NDArray[np.float32] | None = None
+    """[rows, E] float32, hidden states behind the last norm, of `Batch.stated`; None: no states."""
 
     def by_grant(self) -> list[tuple[int, ...]]:
         """Return the tokens of each of the S grants."""

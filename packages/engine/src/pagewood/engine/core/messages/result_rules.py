@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from pagewood.engine.core.messages.arrays import Int32
-from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.core.messages.batch import Batch, num_rows_of
 from pagewood.engine.core.messages.logprobs import Logprobs
 from pagewood.engine.core.messages.result import StepResult
 
@@ -20,7 +20,13 @@ _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
 
 def check_result(
-    result: object, batch: Batch, *, vocab_size: int, vector_size: int, num_top: Sequence[int] | None = None
+    result: object,
+    batch: Batch,
+    *,
+    vocab_size: int,
+    vector_size: int,
+    num_top: Sequence[int] | None = None,
+    expert_shape: tuple[int, int] | None = None,
 ) -> StepResult:
     """Return the result of a step if it keeps the rules of `StepResult`.
 
@@ -33,6 +39,7 @@ def check_result(
         vector_size: elements of a hidden state.
         num_top: for each of the S sampled grants, the alternatives that are reported with its tokens; negative: its
             tokens need no report. None: no tokens need one.
+        expert_shape: layers of the model, and experts of a token in each; None: no experts are reported.
 
     Raises:
         TypeError: it is not a `StepResult`, or a field has another type.
@@ -61,6 +68,12 @@ def check_result(
         _check_logprobs("prompt_logprobs", result.prompt_logprobs, "Batch.scored", wanted, vocab_size)
     if result.vectors is not None or len(batch.pooled):
         _check_array("vectors", result.vectors, _FLOAT32, (len(batch.pooled), vector_size), "Batch.pooled")
+    if result.experts is not None or len(batch.routed):
+        num = _total_rows(batch, batch.routed, counts)
+        _check_array("experts", result.experts, _INT32, (num, *(expert_shape or ())), "the positions of Batch.routed")
+    if result.states is not None or len(batch.stated):
+        num = _total_rows(batch, batch.stated, counts)
+        _check_array("states", result.states, _FLOAT32, (num, vector_size), "the positions of Batch.stated")
     for name in ("draft_s", "verify_s", "num_rebuilt", "num_postponed", "num_short"):
         value: Any = getattr(result, name)
         if not isinstance(value, (int, float, np.number)) or not 0 <= value < inf:  # false for NaN
@@ -90,6 +103,10 @@ def check_drafts(drafts: Sequence[Sequence[int]], batch: Batch, *, vocab_size: i
             )
         if len(own) and not 0 <= min(own) <= max(own) < vocab_size:
             raise ValueError(f"drafts must return token ids in [0, {vocab_size}), got {list(own)}")
+
+
+def _total_rows(batch: Batch, entries: Int32, counts: Int32) -> int:
+    return int(num_rows_of(entries, batch.counts, batch.sampled, batch.num_promised, counts).sum())
 
 
 def _check_drafted(num_drafted: object, counts: Int32, promised: Int32) -> None:

@@ -40,8 +40,8 @@ class BatchBuilder:
     """
 
     __slots__ = (
-        "_adapters", "_decoded", "_decoded_rows", "_decoded_sampling", "_groups", "_has_lengths", "_is_drafting",
-        "_key", "_kv", "_num_rows", "_page_size", "_table",
+        "_adapters", "_decoded", "_decoded_asking", "_decoded_rows", "_decoded_sampling", "_groups", "_has_lengths",
+        "_is_drafting", "_key", "_kv", "_num_rows", "_page_size", "_table",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +67,8 @@ class BatchBuilder:
         self._table = SamplingArrays.of([SamplingParams()] * num_rows, [0] * num_rows)
         # The last step, if _build_decode built it: most steps decode the same requests as the step before.
         self._decoded: list[Request] = []  # written by: build, _build_decode
+        self._decoded_asking: list[int] = []
+        """Which of them ask for inner rows."""  # written by: _build_decode
         self._decoded_rows: Int32 = np.empty(0, np.int32)  # written by: _build_decode
         self._decoded_sampling = self._table.take(self._decoded_rows)  # written by: _build_decode
 
@@ -99,8 +101,11 @@ class BatchBuilder:
         token_starts: list[int] = []
         scored: list[tuple[int, int, int]] = []
         pooled: list[tuple[int, int, int]] = []
+        asking: list[int] = []
         for index, grant in enumerate(grants):
             request, start, is_admitted = grant.request, grant.start, grant.is_admitted
+            if request.experts is not None or request.states is not None:
+                asking.append(index)
             if grant.num_tokens == 1 and start % page_size and start >= request.num_prompt and not is_admitted:
                 continue  # a decode in a page that is known already
             first = 0 if is_admitted else -(-start // page_size)  # a page that contains `start` is known already
@@ -156,6 +161,8 @@ class BatchBuilder:
             extras["scored"] = np.array(scored, np.int32)
         if pooled:
             extras["pooled"] = np.array(pooled, np.int32)
+        if asking:
+            extras |= _rows_asked(grants, asking)
         return Batch(
             **extras,
             is_followed=is_followed,
@@ -186,7 +193,10 @@ class BatchBuilder:
         if requests != self._decoded:
             rows = np.array([request.row for request in requests], np.int32)
             self._decoded, self._decoded_rows = requests, rows
+            self._decoded_asking = [i for i, one in enumerate(requests) if (one.experts or one.states) is not None]
             self._decoded_sampling = self._table.take(rows)
+        if self._decoded_asking:
+            extras |= _rows_asked(grants, self._decoded_asking)
         num = len(grants)
         places = [grant.start for grant in grants]
         starts = np.array(places, np.int32)
@@ -261,6 +271,17 @@ class BatchBuilder:
             return 0
         digest = blake2b(str(namespace).encode(), digest_size=8, key=self._key).digest()
         return int.from_bytes(digest, "little", signed=True)
+
+
+def _rows_asked(grants: Sequence[Grant], asking: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of a batch that name inner rows, given the grants whose requests ask for some."""
+    asked: dict[str, list[tuple[int, int]]] = {"routed": [], "stated": []}
+    for index in asking:
+        grant = grants[index]
+        for name, own in (("routed", grant.request.experts), ("stated", grant.request.states)):
+            if own is not None and own.skipped(grant.start) < grant.num_tokens:
+                asked[name].append((index, own.skipped(grant.start)))
+    return {name: np.array(entries, np.int32) for name, entries in asked.items() if entries}
 
 
 def _constrained(grants: Sequence[Grant]) -> list[int]:

@@ -377,6 +377,8 @@ class CPURunner:
             is_drafting=is_drafting,
             scored=_writable(batch.scored),
             pooled=_writable(batch.pooled),
+            routed=batch.routed,
+            stated=batch.stated,
             states=batch.states,
             state_copies=batch.state_copies,
         )
@@ -438,6 +440,14 @@ class CPURunner:
         program = writer.write(self._plain.program.capacity)
         self._model, self._writer = model, writer
         self._plain = self._full = self._now = program
+
+    def _keep_inner(self) -> None:
+        """Keep the inner rows of this step and of all later ones to its end."""
+        self._writer = replace(self._writer, keeps_inner=True)
+        plain, full = self._plain, self._full
+        self._plain = self._full = self._writer.write(plain.program.capacity)
+        if self._drafter is not None:
+            self._full = self._writer.write(full.program.capacity, drafter=self._drafter)
 
     def start_spans(self) -> None:
         """Record steps and the time of each of their instructions, from the next step on; steps become slower."""
@@ -512,6 +522,9 @@ class CPURunner:
             scopes, scope.index, now.found, now.num_found, grants.counts, grants.promised, tokens, yielded,
             num_drafted,
         )  # fmt: skip
+        inner = now.inner
+        experts = None if inner is None else inner.experts_of(grants, yielded)
+        hidden = None if inner is None else inner.states_of(grants, yielded)
         sums = now.sums[: len(grants.pooled)].copy() if len(grants.pooled) else None
         excluded: list[int] = [] if yielded.all() else self._excluded(step, scopes, yielded)
         logprobs, prompt_logprobs = None, None
@@ -545,6 +558,8 @@ class CPURunner:
             num_short=drafted.num_short,
             ahead=ahead,
             vectors=sums,
+            experts=experts,
+            states=hidden,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
@@ -603,6 +618,8 @@ class CPURunner:
             if step.samples and not self._leave_out(step):
                 step.give_up()
                 return None
+            if (len(step.grants.routed) or len(step.grants.stated)) and not self._writer.keeps_inner:
+                self._keep_inner()
             began = perf_counter()
             if self._lookup is not None and step.samples:
                 self._lookup.draft(step.batch, step.grants)

@@ -30,7 +30,7 @@ from pagewood.engine.runner.cpu.compiled.products.grouped import (
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.products.pair_dot import PairLevel
 from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
-from pagewood.engine.runner.cpu.program.tape import Buffer, Rows
+from pagewood.engine.runner.cpu.program.tape import Buffer, Rows, Tape
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight
 
 Float32 = NDArray[np.float32]
@@ -61,7 +61,13 @@ def choose(logits: Buffer, router: RouterConfig, bias: Float32 | None) -> tuple[
         renormalises=int(router.renormalises), epsilon=router.epsilon, least_sum=router.least_sum,
         factor=router.factor,
     )  # fmt: skip
+    choices_on(tape).append(chosen)
     return chosen, shares
+
+
+def choices_on(tape: Tape) -> list[Buffer]:
+    """Return the chosen experts `[T, K]` of all routers on a tape so far, in the order of their instructions."""
+    return tape.shared("choices of experts", list[Buffer])
 
 
 class CPUPlacing:

@@ -148,10 +148,25 @@ class Grants:
     """[Q, 3], prompt tokens that are reported, see `Batch.scored`."""
     pooled: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
     """[P, 3], prompt tokens whose states are added up, see `Batch.pooled`."""
+    routed: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    """[n, 2], whose experts are reported, see `Batch.routed`."""
+    stated: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    """[n, 2], whose states are reported, see `Batch.stated`."""
     states: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
     """[G, 2], see `Batch.states`."""
     state_copies: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
     """[V, 3], see `Batch.state_copies`."""
+
+    @property
+    def kept_beside(self) -> Int32:
+        """[n, 3], tokens that are kept for `routed` and `stated`, because they are not wanted; as in `pooled`."""
+        first = self.counts.copy()
+        first[self.sampled] -= num_wanted_of(self)
+        left_out = first.copy()
+        for entries in (self.routed, self.stated):
+            left_out[entries[:, 0]] = np.minimum(left_out[entries[:, 0]], entries[:, 1])
+        grants = np.flatnonzero(left_out < first).astype(np.int32)
+        return np.column_stack([grants, left_out[grants], (first - left_out)[grants]]).astype(np.int32)
 
     def take(self, grants: Int32, sampled: Int32, places: Int32) -> Grants:
         """Return some of the grants.
@@ -174,13 +189,20 @@ class Grants:
             is_drafting=self.is_drafting and any(num > 1 for num in promised.tolist()),
             scored=_moved(self.scored, grants),
             pooled=_moved(self.pooled, grants),
+            routed=_moved(self.routed[np.isin(self.routed[:, 0], grants)], grants),
+            stated=_moved(self.stated[np.isin(self.stated[:, 0], grants)], grants),
             states=self.states[grants_at] if len(self.states) else self.states,
             state_copies=_moved(self.state_copies[np.isin(self.state_copies[:, 0], grants)], grants),
         )
 
 
+def num_wanted_of(grants: Grants) -> Int32:
+    """Return the number of wanted tokens of each sampled grant."""
+    return np.where(grants.promised > 1, grants.counts[grants.sampled], 1).astype(np.int32)
+
+
 def _moved(entries: Int32, grants: Int32) -> Int32:
-    """Return `entries` `[n, 3]`, whose first column is a grant, after only some of the grants are left."""
+    """Return `entries` `[n, columns]`, whose first column is a grant, after only some of the grants are left."""
     if len(entries) == 0:
         return entries
     return np.column_stack([np.searchsorted(grants, entries[:, 0]), entries[:, 1:]]).astype(np.int32)
@@ -390,12 +412,15 @@ class Pass:
             ahead: added to all positions.
             all_wanted: whether all tokens of sampled grants are wanted, and none is accepted.
         """
-        index, rotations = self.scope.index, self._rotations
+        index, rotations, kept = self.scope.index, self._rotations, grants.pooled
+        if len(grants.routed) or len(grants.stated):
+            kept = np.concatenate([kept, grants.kept_beside])
         while True:
             outcome = lay_out(
                 scopes, index, counts, rotations.columns, grants.rows, grants.starts, grants.counts, grants.sampled,
-                grants.promised, grants.sampling.words, ahead, all_wanted, grants.scored, grants.pooled,
+                grants.promised, grants.sampling.words, ahead, all_wanted, grants.scored, kept,
             )  # fmt: skip
+            scopes[index, Column.NUM_POOLED] = len(grants.pooled)  # the others are kept and not added up
             if outcome == Outcome.DONE and self._has_states and len(grants.states):
                 _lay_out_states(scopes[index], grants)
             if outcome != Outcome.TOO_FAR:

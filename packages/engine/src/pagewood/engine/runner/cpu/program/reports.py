@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pagewood.engine.api import MAX_LOGPROBS
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.logprobs import Logprobs
-from pagewood.engine.runner.cpu.program.passes import Grants, RowTables
+from pagewood.engine.runner.cpu.program.passes import Grants, RowTables, num_wanted_of
 
 Float32 = NDArray[np.float32]
 
@@ -32,7 +32,7 @@ def of_drawn(reports: Float32, tokens: Int32, counts: Int32, grants: Grants, row
     is_reported = rows.is_reported(grants.rows[grants.sampled])
     if not is_reported.any():
         return None
-    nums = _wanted_of(grants)
+    nums = num_wanted_of(grants)
     firsts = np.repeat(np.cumsum(nums) - nums, counts)
     ends = np.cumsum(counts)
     places = firsts + np.arange(len(tokens)) - np.repeat(ends - counts, counts)
@@ -48,13 +48,8 @@ def of_prompts(reports: Float32, grants: Grants, rows: RowTables) -> Logprobs | 
         rows.tokens[grants.rows[grant], start + 1 : start + 1 + num]
         for (grant, num, _), start in zip(grants.scored.tolist(), starts.tolist(), strict=True)
     ]
-    first, flat = int(_wanted_of(grants).sum()), np.concatenate(tokens)
+    first, flat = int(num_wanted_of(grants).sum()), np.concatenate(tokens)
     return _read(reports[first : first + len(flat)], flat, np.ones(len(flat), np.bool_))
-
-
-def _wanted_of(grants: Grants) -> Int32:
-    """Return the number of wanted tokens of each sampled grant."""
-    return np.where(grants.promised > 1, grants.counts[grants.sampled], 1).astype(np.int32)
 
 
 def _read(reports: Float32, tokens: Int32, is_reported: NDArray[np.bool_]) -> Logprobs:

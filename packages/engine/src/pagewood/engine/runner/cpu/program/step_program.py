@@ -21,7 +21,9 @@ from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass, divided_on
 from pagewood.engine.runner.cpu.program.draws import draw
+from pagewood.engine.runner.cpu.program.experts import choices_on
 from pagewood.engine.runner.cpu.program.images import CPUImages
+from pagewood.engine.runner.cpu.program.inner_rows import InnerOutputs
 from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.tape import Buffer, Program, Scope, Tape
@@ -58,6 +60,8 @@ class StepProgram:
     """[W, NUM_REPORT_COLUMNS], reports of the wanted tokens."""
     sums: Float32
     """[S, E], sums of the hidden states of pooled grants."""
+    inner: InnerOutputs | None = None
+    """Inner rows; None: it does not keep them to the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,8 @@ class StepWriter:
     """What replaces embeddings; None: nothing does."""
     witness: Int64 | None = None
     """[1], to which programs add the sum of the bits of the last hidden states; None: they do not."""
+    keeps_inner: bool = False
+    """Whether programs keep inner rows to the end of a step."""
     token_witness: Int64 | None = None
     """[1], to which programs add the sum of their tokens, because other stages have drafts too; None: they do not."""
 
@@ -114,6 +120,7 @@ class StepWriter:
             tape.write(exchange.witness, one.tokens.rows, x=one.tokens, size=1, out=self.token_witness)
         if not self.model.stage.is_last:
             return self._written_for_stage(tape, one, sizes, drafter, first)
+        num_before = len(choices_on(tape))
         if drafter is not None:
             states = drafter.record_target(tape, one, self.attention, self.recurrence, divided)
         else:
@@ -121,6 +128,7 @@ class StepWriter:
                 one.tokens, own.rotated(), self.attention, own.kept, recurrence=self.recurrence, division=divided,
                 visual=self.images,
             )[0]  # fmt: skip
+        choices = choices_on(tape)[num_before:] if self.keeps_inner else []
         if self.witness is not None:
             tape.write(exchange.witness, states.rows, x=states, size=states.size, out=self.witness)
         sums = one.pool(states)
@@ -135,6 +143,8 @@ class StepWriter:
             drafter.record_rest(tape, one, accepted)
             mark(3)
         outputs = (logits, accepted.tokens, accepted.counts, reported, sums)
+        if self.keeps_inner:
+            outputs = (*outputs, states, *choices)
         program = tape.program(self.kernel, _capacity(tape, sizes), inputs=(one.tokens,), outputs=outputs)
         found, num_found = (output.view(np.int32) for output in program.outputs[1:3])
         return StepProgram(
@@ -149,6 +159,7 @@ class StepWriter:
             num_found=num_found,
             reports=program.outputs[3],
             sums=program.outputs[4],
+            inner=InnerOutputs.of(program, states, choices, config) if self.keeps_inner else None,
         )
 
     def _written_for_stage(

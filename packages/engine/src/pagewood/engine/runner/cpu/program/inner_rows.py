@@ -1,0 +1,84 @@
+"""The experts and the hidden states of a step's positions, read from the matrices of its program.
+
+These matrices are outputs of a program once a step has asked for inner rows; before, their memory is used again within
+the step. The last layer computes wanted tokens only, so the other positions asked for are kept, as pooled ones are.
+
+Legend: T tokens, S sampled grants, K kept tokens, R reported positions, L layers, C experts of a token.
+"""
+
+# pyright: basic
+# numba's kernels have no types.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewood.engine.core.messages.arrays import Int32
+from pagewood.engine.core.messages.batch import num_rows_of
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.runner.cpu.program.passes import Grants, num_wanted_of
+from pagewood.engine.runner.cpu.program.tape import Buffer, Program
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerOutputs:
+    """Where a program leaves the inner rows of a step."""
+
+    states: Float32
+    """[K, hidden size]"""
+    choices: Sequence[tuple[int, Int32, bool]]
+    """The layers with experts, `[T or K, experts of a token]` of each, and whether its rows are kept tokens."""
+    config: ModelConfig
+
+    @classmethod
+    def of(cls, program: Program, states: Buffer, choices: Sequence[Buffer], config: ModelConfig) -> InnerOutputs:
+        """Return the views of the last outputs of a program: `states`, then `choices` of the layers with experts."""
+        layers = [index for index, router in enumerate(config.routers) if router is not None]
+        first, *views = program.outputs[-1 - len(choices) :]
+        kept = [one.rows == states.rows for one in choices]
+        views = [view.view(np.int32) for view in views]
+        return cls(states=first, choices=list(zip(layers, views, kept, strict=True)), config=config)
+
+    def experts_of(self, grants: Grants, yielded: Int32) -> Int32 | None:
+        """Return the experts `[R, L, C]` that `Grants.routed` asks for, after the run; None: it asks for none."""
+        if not len(grants.routed):
+            return None
+        tokens, kept = _places(grants.routed, grants, yielded)
+        out = np.zeros((len(tokens), *(self.config.expert_shape or ())), np.int32)
+        for layer, chosen, is_kept in self.choices:
+            out[:, layer, : chosen.shape[1]] = chosen[kept if is_kept else tokens]
+        return out
+
+    def states_of(self, grants: Grants, yielded: Int32) -> Float32 | None:
+        """Return the states that `Grants.stated` asks for, after the run; None: it asks for none."""
+        return self.states[_places(grants.stated, grants, yielded)[1]] if len(grants.stated) else None
+
+
+def _places(entries: Int32, grants: Grants, yielded: Int32) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the rows of the reported positions, among all tokens `[R]` and among the kept ones `[R]`.
+
+    They are those of `entries` `[n, 2]`, see `Batch.routed`; `yielded` `[S]` are the tokens of each sampled grant.
+    """
+    nums = num_rows_of(entries, grants.counts, grants.sampled, grants.promised, yielded).astype(np.intp)
+    grant = np.repeat(entries[:, 0], nums).astype(np.intp)
+    place = np.arange(len(grant)) - np.repeat(np.cumsum(nums) - nums - entries[:, 1], nums)  # in its grant
+    wanted = np.zeros_like(grants.counts)
+    wanted[grants.sampled] = num_wanted_of(grants)
+    first_wanted = (grants.counts - wanted)[grant]  # a grant's wanted tokens are its last ones
+    beside = grants.kept_beside
+    first_beside, left_out = np.zeros((2, len(grants.counts)), np.intp)
+    num_before = int(wanted.sum()) + int(grants.scored[:, 1].sum()) + int(grants.pooled[:, 2].sum())
+    first_beside[beside[:, 0]] = num_before + np.cumsum(beside[:, 2]) - beside[:, 2]
+    left_out[beside[:, 0]] = beside[:, 1]
+    kept = np.where(
+        place < first_wanted,
+        first_beside[grant] + place - left_out[grant],
+        (np.cumsum(wanted) - wanted)[grant] + place - first_wanted,
+    )
+    return (np.cumsum(grants.counts) - grants.counts)[grant] + place, kept

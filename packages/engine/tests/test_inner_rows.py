@@ -1,0 +1,161 @@
+"""Experts and hidden states of positions: those of `transformers`, and each once whatever happens to the request."""
+
+# pyright: basic
+# torch and transformers are typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from families.case import build
+from families.registry import CASES
+from pagewood.engine.api import FinishReason, Rows, SamplingParams
+from pagewood.engine.core import intake
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.offline.llm import LLM
+from weight_bench import PROMPTS, WeightBench
+
+DEFAULT = ("qwen3-moe", "deepseek3")
+FAMILIES = [
+    name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow)
+    for name in CASES
+    if name != "llama-dynamic"  # the reference computes a text in another way as a whole than token by token
+]
+WHOLE: dict[str, Any] = {"routed_experts_from": 0, "hidden_states_from": 0}
+
+
+def _array(rows: Rows | None, kind: str) -> NDArray[Any]:
+    assert rows is not None
+    return np.frombuffer(rows.data, kind).reshape(rows.shape)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    case = CASES[family]
+    reference = build(case, tmp_path)
+    shape = ModelConfig.from_folder(tmp_path).expert_shape
+    asked = WHOLE if shape is not None else {"hidden_states_from": 0}
+    with WeightBench(tmp_path, max_running=8, max_length=48) as bench:
+        found = bench.run(bench.submit(PROMPTS[1], num_tokens=6, **asked))[0]
+    text = torch.tensor([*PROMPTS[1], *found.tokens[:-1]])
+    chosen: list[NDArray[Any]] = []
+
+    def note(module: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Keep the indices that a block of experts is called with."""
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+        chosen.extend(one.reshape(-1, one.shape[-1]).numpy() for one in tensors if one.dtype == torch.int64)
+
+    for name, module in reference.named_modules():
+        if case.kind == "Llama4" and name.endswith(".router"):  # its experts compute all tokens, with scores of 0
+            module.register_forward_hook(lambda *args: chosen.append(args[2][1].topk(1).indices.numpy()))
+        elif name.endswith("experts") and "shared" not in name:
+            module.register_forward_pre_hook(note, with_kwargs=True)
+    with torch.no_grad():
+        out = reference(text[None], output_hidden_states=True)
+    states = _array(found.rows[1], "<f4")
+    np.testing.assert_allclose(states, out.hidden_states[-1][0].numpy(), atol=1e-4, rtol=1e-4)
+    if shape is None:
+        assert found.rows[0] is None
+        return
+    experts = _array(found.rows[0], "<i4")
+    assert experts.shape == (len(text), *shape)
+    with_experts = np.flatnonzero([one is not None for one in ModelConfig.from_folder(tmp_path).routers])
+    for layer, expected in zip(with_experts.tolist(), chosen, strict=True):
+        assert (np.sort(experts[:, layer], axis=1) == np.sort(expected, axis=1)).all()
+    assert not np.delete(experts, with_experts, axis=1).any()
+
+
+def _traffic(folder: Path, requests: Sequence[dict[str, Any]], **options: Any) -> list[tuple[list[int], Any, int]]:
+    """Return the tokens, the rows and the drafted tokens of requests that run together."""
+    with WeightBench(folder, max_running=8, max_length=80, **options) as bench:
+        found = bench.run(*[bench.submit(**request) for request in requests])
+        assert all(one.end is not None and one.end.finish is FinishReason.LENGTH for one in found)
+        assert (bench.engine.counters().num_preempted > 0) == ("max_total_tokens" in options)
+        return [(one.tokens, one.rows, one.end.num_drafted_tokens if one.end else 0) for one in found]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model with experts in two of three layers."""
+    folder = tmp_path_factory.mktemp("model")
+    build(CASES["qwen3-moe"], folder)
+    return folder
+
+
+SCARCE = {"max_total_tokens": 96, "schedule_conservativeness": 0.05}
+REQUESTS: list[dict[str, Any]] = [
+    {"prompt": PROMPTS[0], "num_tokens": 24, **WHOLE},
+    {"prompt": PROMPTS[1], "num_tokens": 20, "routed_experts_from": 5, "hidden_states_from": -1},
+    {"prompt": PROMPTS[0], "num_tokens": 16, "hidden_states_from": 7},
+    {"prompt": PROMPTS[1][:9], "num_tokens": 30, "temperature": 1.0, "seed": 4},
+    {"prompt": [3, 4] * 9, "num_tokens": 30, "routed_experts_from": 18, "temperature": 0.0},
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"overlap": False, "chunked_prefill_size": 8},
+        {"chunked_prefill_size": 8, **SCARCE},
+        {"speculative": "ngram", "speculative_control": "fixed", "chunked_prefill_size": 8},
+        {"speculative": "draft", "speculative_control": "fixed"},
+        {"speculative": "ngram", "speculative_control": "fixed", "stream_interval": 5, **SCARCE},
+    ],
+    ids=str,
+)
+def test_rows_do_not_depend_on_the_traffic(folder: Path, options: dict[str, Any]) -> None:
+    alone = [_traffic(folder, [request])[0] for request in REQUESTS]
+    if options.get("speculative") == "draft":
+        options = {**options, "speculative_model": str(folder)}
+    found = _traffic(folder, REQUESTS, **options)
+    for request, (tokens, rows, _), (own_tokens, own_rows, _) in zip(REQUESTS, found, alone, strict=True):
+        assert tokens == own_tokens
+        assert rows == own_rows
+        for own, name in zip(rows, ("routed_experts_from", "hidden_states_from"), strict=True):
+            first, length = request.get(name), len(request["prompt"])
+            first = length - 1 if first == -1 else first
+            assert (own and own.shape[0]) == (None if first is None else length + request["num_tokens"] - 1 - first)
+    if "speculative" in options:
+        assert sum(num for _, _, num in found) > 0
+
+
+def test_an_answer_has_rows_up_to_its_stop_string() -> None:
+    with LLM() as llm:
+        sampling = SamplingParams(max_tokens=24, temperature=0.0, hidden_states_from=-1)
+        [whole] = llm.generate("Count from 1 to 20", sampling)
+        [cut] = llm.generate("Count from 1 to 20", sampling, stop=[whole.text[4:6]])
+    assert whole.hidden_states is not None
+    assert cut.hidden_states is not None
+    assert cut.routed_experts is None
+    assert len(cut.hidden_states) == len(cut.tokens) < len(whole.tokens)
+    assert (cut.hidden_states == whole.hidden_states[: len(cut.tokens)]).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "sampling", "options", "message"),
+    [
+        ("qwen3", {"routed_experts_from": 0}, {}, "routed_experts_from must be None because the model has none"),
+        ("qwen3", {"hidden_states_from": 19}, {}, "hidden_states_from must be at most the length of the prompt, 18"),
+        ("qwen3", {"hidden_states_from": 0, "num_tokens": None}, {}, "at most 16 positions (4096 bytes)"),
+        ("qwen3-moe", {"routed_experts_from": 0}, {"tensor_parallel_size": 2}, "is not on the CPU of one process"),
+    ],
+)
+def test_refused_by_name(
+    family: str, sampling: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(intake, "MAX_INNER_BYTES", 4096)
+    build(CASES[family], tmp_path)
+    with WeightBench(tmp_path, **{"max_length": 80, "num_threads": 2, **options}) as bench:
+        end = bench.run(bench.submit(PROMPTS[0], **sampling))[0].end
+    assert end is not None
+    assert end.refusal is not None
+    assert message in end.refusal.message
+    assert end.refusal.param == next(iter(sampling))
