@@ -7,11 +7,16 @@ Their weights come over NCCL, which an engine on a CPU does not have; over gloo 
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
+from io import BytesIO
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from memory_server import MemoryServer
+from pagewood.engine.testing.echo import EXPERT_SHAPE, echo_experts, oracle_states
 
 pytestmark = pytest.mark.anyio
 
@@ -26,6 +31,14 @@ async def post(server: MemoryServer, path: str, body: dict[str, Any], *, status:
 
 def prompt_of(server: MemoryServer, text: str = TEXT) -> list[int]:
     return server.tokenizer.encode(text).tolist()
+
+
+def states_of(text: list[int]) -> NDArray[np.float32]:
+    return oracle_states(text, window=None, adapter=0, start=0, has_states=False)
+
+
+def experts_of(text: list[int]) -> NDArray[np.int32]:
+    return echo_experts(states_of(text))
 
 
 def ending(server: MemoryServer, prompt: list[int]) -> tuple[list[int], int]:
@@ -113,6 +126,9 @@ async def test_tokens_in_and_out(server: MemoryServer) -> None:
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert [list(one) for one in again["prompt_logprobs"][1:]] == [[str(token)] for token in prompt[1:]]
     assert (await server.admin.get("/is_paused")).json() == {"is_paused": False}
+    [choice] = (await post(server, "/inference/v1/generate", {**body, "return_routed_experts": True}))["choices"]
+    experts = np.load(BytesIO(b64decode(choice["routed_experts"])), allow_pickle=False)
+    assert (experts == experts_of([*prompt, *expected[:-1]])).all()
     wrong = {**body, "sampling_params": {"temperature": -1}}
     assert (await post(server, "/inference/v1/generate", wrong, status=400))["error"]["param"].endswith("temperature")
     wrong = {**body, "token_ids": [10**6]}
@@ -148,6 +164,22 @@ async def test_generate_as_slime_does(server: MemoryServer) -> None:
     assert [token for _, token, _ in meta["output_token_logprobs"]] == answer["output_ids"] == expected
     assert (meta["finish_reason"]["type"], meta["weight_version"]) == ("stop", "default")
     assert answer["text"] == server.tokenizer.decode(expected, skip_special_tokens=False)
+    asked = {"return_routed_experts": True, "return_hidden_states": True}
+    states = states_of(text := [*prompt, *expected[:-1]])
+    for first in (0, 3, -1):
+        starts = {"routed_experts_start_len": first, "hidden_states_start_len": first}
+        found = (await post(server, "/generate", {**body, **asked, **starts}))["meta_info"]
+        start = len(prompt) - 1 if first == -1 else first
+        experts = np.frombuffer(b64decode(found["routed_experts"]), "<i4").reshape(len(text) - start, *EXPERT_SHAPE)
+        assert (experts == experts_of(text)[start:]).all()
+        assert found["routed_experts_start_len"] == start
+        of_prompt, *others = found["hidden_states"]
+        assert [*of_prompt, *others] == states[start:].tolist()
+        assert len(of_prompt) == len(prompt) - start
+        assert (found["cached_tokens"] > 0) == (first == -1)
+    for wrong in ({**asked, "stream": True}, {**starts}, {**asked, "hidden_states_start_len": 1000}):
+        error = (await post(server, "/generate", {**body, **wrong}, status=400))["error"]
+        assert error["param"].startswith(("return_", "routed_experts_start"))
     trimmed = await post(server, "/generate", {**body, "sampling_params": {**chosen, "no_stop_trim": False}})
     assert trimmed["output_ids"] == expected[:-1]
     assert trimmed["meta_info"]["completion_tokens"] == meta["completion_tokens"] == len(expected)

@@ -35,7 +35,7 @@ from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.observe.cache_events import CacheEvents
 from pagewood.engine.observe.profiling import Profile
 from pagewood.engine.testing import EchoRunner, oracle_tokens
-from pagewood.engine.testing.echo import STATE_SIZE
+from pagewood.engine.testing.echo import EXPERT_SHAPE, STATE_SIZE
 from pagewood.engine.text import Tokenizer
 from pagewood.schedpolicy import SlotShares
 from pagewood.server.config import LEAST_PRIORITY
@@ -499,6 +499,8 @@ class MemoryServer:
             num_pools=self._num_pools,
             page_size=16,
             vector_size=STATE_SIZE if self._makes_vectors else 0,
+            expert_shape=EXPERT_SHAPE,
+            reports_states=True,
             generates=self._generates,
         )
 

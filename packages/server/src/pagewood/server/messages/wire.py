@@ -33,6 +33,7 @@ from pagewood.engine.api import (
     Resume,
     ResumeRequest,
     Retain,
+    Rows,
     SetPriority,
     UnloadAdapter,
 )
@@ -535,6 +536,10 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     computed: tuple[str, int] | None = None
     """The version of the weights that have computed the step's tokens, and how many of these belong to the answer;
     None: the weights that the engine began with. In the answer to an update, the version and 0."""
+    experts: Rows | None = None
+    """See `Delta.experts`, up to the end of the answer."""
+    states: Rows | None = None
+    """See `Delta.states`, likewise."""
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):

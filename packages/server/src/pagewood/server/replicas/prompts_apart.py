@@ -97,6 +97,8 @@ def prompt_only(frame: bytes, *, request_id: str) -> bytes | None:
     if (
         submit.pooling is not None
         or submit.sampling.prompt_logprobs is not None
+        or submit.sampling.routed_experts_from is not None
+        or submit.sampling.hidden_states_from is not None
         or submit.cache_hit_threshold
         or submit.handover == "await"
     ):

@@ -108,5 +108,7 @@ def _is_text(answer: wire.Answer) -> bool:
         and answer.explanation is None
         and not answer.tokens
         and not answer.vector
+        and answer.experts is None
+        and answer.states is None
         and (parts is None or (len(parts) == 1 and parts[0].kind in ("content", "reasoning")))
     )

@@ -382,4 +382,6 @@ def _answer_to(
         encoded,
         output,
         (delta.weights, num_tokens) if delta.weights else None,
+        None if delta.experts is None else delta.experts.without_last(num_unused),
+        None if delta.states is None else delta.states.without_last(num_unused),
     )

@@ -395,6 +395,8 @@ def sampling(
     vocab_size: int,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    routed_experts_from: int | None = None,
+    hidden_states_from: int | None = None,
     grammar: Grammar | None = None,
 ) -> SamplingParams:
     """Return the sampling parameters of the engine.
@@ -406,6 +408,8 @@ def sampling(
         vocab_size: number of token ids of the model.
         logprobs: alternatives for each output token; None: no log probabilities.
         prompt_logprobs: alternatives for each prompt token; None: no log probabilities.
+        routed_experts_from: first position whose experts are reported; None: none are.
+        hidden_states_from: first position whose hidden state is reported; None: none are.
         grammar: of the answer; None: no restriction.
 
     Raises:
@@ -432,6 +436,8 @@ def sampling(
         logprobs=logprobs,
         logprobs_kind=fields.logprobs_kind or "raw",
         prompt_logprobs=prompt_logprobs,
+        routed_experts_from=routed_experts_from,
+        hidden_states_from=hidden_states_from,
         grammar=grammar,
         logits_processors=tuple(fields.logits_processors),
     )

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
-from pagewood.engine.api import Explanation, RequestTimings
+from pagewood.engine.api import Explanation, RequestTimings, Rows
 from pagewood.engine.weight_spans import WeightSpan, add_span, spans_shown
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
@@ -214,6 +214,9 @@ class Choice:
     """Ids of its tokens, if they were asked for."""
     prompt_ids: list[int] = field(default_factory=list[int])  # written by: add
     """Ids of its prompt, if they were asked for."""
+    experts: list[Rows | None] = field(default_factory=list[Rows | None])  # contents written by: add
+    states: list[Rows | None] = field(default_factory=list[Rows | None])  # contents written by: add
+    """These two: experts and hidden states of its positions, if they were asked for."""
     explanation: Explanation | None = None  # written by: add
     """Explanation of the time before its first token, if requested."""
     timings: RequestTimings | None = None  # written by: add
@@ -230,6 +233,8 @@ class Choice:
             self.first_s = time.monotonic()
             self.explanation = answer.explanation
         self.ids += ids_of(answer.tokens)
+        self.experts.append(answer.experts)
+        self.states.append(answer.states)
         parts = (wire.Part("content", answer.text),) if answer.parts is None else answer.parts
         touched = [self._add(part) for part in parts if part.text or part.kind in ("tool_call", "call_end")]
         if answer.logprobs is not None:

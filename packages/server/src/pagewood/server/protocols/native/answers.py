@@ -80,6 +80,12 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     output_top_logprobs: list[list[TokenLogprob]] | msgspec.UnsetType = msgspec.UNSET
     input_token_logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
     input_top_logprobs: list[list[TokenLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    routed_experts: str | msgspec.UnsetType = msgspec.UNSET
+    """Base64 of int32, little-endian, `[positions, layers, experts of a token]`; 0 in layers without experts."""
+    routed_experts_start_len: int | msgspec.UnsetType = msgspec.UNSET
+    """The first of these positions."""
+    hidden_states: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    """A list of the vectors of the positions of the prompt, then one vector for each further position."""
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
     cache: CacheExplanation | msgspec.UnsetType = msgspec.UNSET
     """In a stream, only in the first event of an answer."""

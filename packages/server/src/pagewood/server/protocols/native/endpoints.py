@@ -402,6 +402,8 @@ class NativeEndpoints:
                     vocab_size=model.vocab_size,
                     logprobs=extent.logprobs,
                     prompt_logprobs=extent.prompt_logprobs,
+                    routed_experts_from=said.routed_experts_start_len or 0 if said.return_routed_experts else None,
+                    hidden_states_from=said.hidden_states_start_len or 0 if said.return_hidden_states else None,
                     grammar=None if structured is None else structured.grammar,
                 ),
                 explain=bool(said.explain),

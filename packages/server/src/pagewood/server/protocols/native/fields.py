@@ -35,8 +35,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "session_params": (None, {}),
     "extra_key": (None,),
     "custom_logit_processor": (None,),
-    "return_hidden_states": (None, False),
-    "return_routed_experts": (None, False),
     "bootstrap_host": (None,),
     "bootstrap_port": (None,),
     "bootstrap_room": (None,),
@@ -55,7 +53,9 @@ SAMPLING_NAMES: Mapping[str, str] = {
 
 
 PARAM_NAMES: Mapping[str, str] = {
-    name: f"sampling_params.{SAMPLING_NAMES.get(name, name)}" for name in SamplingFields.model_fields
+    **{name: f"sampling_params.{SAMPLING_NAMES.get(name, name)}" for name in SamplingFields.model_fields},
+    "routed_experts_from": "return_routed_experts",
+    "hidden_states_from": "return_hidden_states",
 }
 """Sampling parameters as the rest of the server calls them -> the client's names of them, for errors."""
 
@@ -185,6 +185,13 @@ class GenerateRequest(Conversation, SharedKVFields):
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     """Most probable tokens that are returned in the place of each token."""
     return_text_in_logprobs: bool | None = None
+    return_routed_experts: bool | None = None
+    """Whether answers have the experts of each token of prompt and answer, but for the last one."""
+    routed_experts_start_len: Annotated[int, Field(ge=-1, le=INT32_MAX), WHOLE] | None = None
+    """Position of the first token whose experts are returned; 0 by default, -1: the last one of the prompt."""
+    return_hidden_states: bool | None = None
+    """The same for the hidden states behind the last norm."""
+    hidden_states_start_len: Annotated[int, Field(ge=-1, le=INT32_MAX), WHOLE] | None = None
     return_timings: bool | None = None
     """Whether answers have the times of the request, of its first token, and of its end."""
     explain: bool | None = None
@@ -238,6 +245,15 @@ def parse_generate(body: bytes) -> GenerateRequest:
                     param=name,
                     code="invalid_value",
                 )
+    for wish, start in (
+        ("return_routed_experts", "routed_experts_start_len"), ("return_hidden_states", "hidden_states_start_len"),
+    ):  # fmt: skip
+        if getattr(found, wish) and found.stream:
+            message = f"The '{wish}' parameter is not available when 'stream' is enabled."
+            raise ApiError(message, param=wish, code="invalid_value")
+        if getattr(found, start) and not getattr(found, wish):
+            message = f"The '{start}' parameter is only allowed when '{wish}' is enabled."
+            raise ApiError(message, param=start, code="invalid_value")
     chosen = found.sampling_params
     if chosen is not None and chosen.no_stop_trim and (chosen.stop or chosen.stop_regex):
         raise ApiError(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import msgspec
+import numpy as np
 
-from pagewood.engine.api import Explanation, RequestTimings
+from pagewood.engine.api import Explanation, RequestTimings, Rows
 from pagewood.engine.weight_spans import FIRST_VERSION
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
@@ -61,7 +63,7 @@ class NativeFormat:
             Answer(
                 text=choice.text,
                 output_ids=choice.ids,
-                meta_info=self.explained(
+                meta_info=self._with_rows(
                     self.meta(
                         choice.tally,
                         finish=choice.finish,
@@ -71,7 +73,7 @@ class NativeFormat:
                         explanation=choice.explanation,
                         timings=choice.timings,
                     ),
-                    choice.explanation,
+                    choice,
                 ),
                 index=index if self.is_array else msgspec.UNSET,
             )
@@ -155,6 +157,20 @@ class NativeFormat:
                 preempted_s=tuple(map(self._unix, timings.preempted_s)),
             )
         return msgspec.structs.replace(found, timings=shown)
+
+    def _with_rows(self, meta: MetaInfo, choice: Choice) -> MetaInfo:
+        """Return the data of a whole answer, explained, with the experts and states of its positions."""
+        meta, num_prompt = self.explained(meta, choice.explanation), meta.prompt_tokens
+        experts, states = Rows.joined(choice.experts), Rows.joined(choice.states)
+        if experts is not None:
+            first = num_prompt + meta.completion_tokens - 1 - experts.shape[0]
+            encoded = b64encode(experts.data).decode()
+            meta = msgspec.structs.replace(meta, routed_experts=encoded, routed_experts_start_len=first)
+        if states is not None:
+            vectors: list[list[float]] = np.frombuffer(states.data, "<f4").reshape(states.shape).tolist()
+            num = max(0, len(vectors) - meta.completion_tokens + 1)
+            meta = msgspec.structs.replace(meta, hidden_states=[vectors[:num], *vectors[num:]])
+        return meta
 
     def explained(self, meta: MetaInfo, explanation: Explanation | None) -> MetaInfo:
         """Return the data of an answer, with the reason why no more of its prompt was cached, if known."""

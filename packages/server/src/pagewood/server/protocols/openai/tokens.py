@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Annotated, Any, ClassVar
 
 import msgspec
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from pagewood.engine.api import MAX_LOGPROBS
+from pagewood.engine.api import MAX_LOGPROBS, Rows
 from pagewood.server.http.field_limits import MAX_ID_LENGTH, Salt
 from pagewood.server.http.validation import WHOLE, parse
 from pagewood.server.messages import wire
@@ -57,6 +60,8 @@ class TokensRequest(BaseModel):
     model: str | None = None
     request_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)] | None = None
     cache_salt: Salt | None = None
+    return_routed_experts: bool | None = None
+    """Whether choices have the experts of all tokens but the last; vLLM decides that when it starts."""
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
 
 
@@ -118,6 +123,8 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: _Logprobs | None
     weight_versions: list[_Span]
     """Which weights have computed which of its tokens."""
+    routed_experts: str | None = None
+    """Base64 of a file of numpy (.npy): int32 `[tokens - 1, layers, experts of a token]`, prompt included."""
 
 
 class GeneratedTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +173,16 @@ class TokensFormat:
             token_ids=choice.ids,
             logprobs=None if num_top is None else _Logprobs([_with_top(entry, num_top) for entry in choice.tokens]),
             weight_versions=[_Span(*span) for span in choice.tally.weight_versions],
+            routed_experts=_file_of(Rows.joined(choice.experts)),
         )
+
+
+def _file_of(rows: Rows | None) -> str | None:
+    if rows is None:
+        return None
+    file = BytesIO()
+    np.save(file, np.frombuffer(rows.data, "<i4").reshape(rows.shape), allow_pickle=False)
+    return b64encode(file.getvalue()).decode()
 
 
 def _with_top(entry: wire.TokenEntry, num_top: int) -> _TokenWithTop:
