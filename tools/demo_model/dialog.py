@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 
 import fact_tasks
+import language_tasks
 import number_tasks
 import talk_tasks
 import text_tasks
@@ -11,7 +12,7 @@ from memory_tasks import Memory
 from tasks import GENERATORS, Turn, draw, held_out
 from text_tasks import sentence
 
-REGISTERED = (fact_tasks, number_tasks, talk_tasks, text_tasks)
+REGISTERED = (fact_tasks, language_tasks, number_tasks, talk_tasks, text_tasks)
 """The modules that add tasks to `GENERATORS` when they are imported."""
 
 SYSTEM = (

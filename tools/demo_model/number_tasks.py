@@ -22,10 +22,11 @@ SUBTRACT = (
     "How much is {a} minus {b}?", "Take away {b} from {a}.", "What do you get if you subtract {b} from {a}?",
 )  # fmt: skip
 MULTIPLY = (
-    "What is {a} x {b}?", "What is {a}*{b}?", "{a}*{b}=", "{a} * {b} =", "{a}x{b}", "{a} * {b}", "{a} x {b} = ?",
-    "Multiply {a} by {b}.", "Multiply {a} and {b}.", "How much is {a} x {b}?", "What is {a} times {b}?",
-    "{a} times {b}", "What's {a} * {b}?", "Calculate {a} * {b}.", "Compute {a}*{b}.", "What is {a} × {b}?", "{a} × {b}",
-    "What is the product of {a} and {b}?", "How much is {a} times {b}?", "What is {a} multiplied by {b}?",
+    "What is {a} x {b}?", "What is {a} * {b}?", "What is {a}*{b}?", "{a}*{b}=", "{a} * {b} =", "{a}x{b}", "{a} * {b}",
+    "{a} x {b} = ?", "Multiply {a} by {b}.", "Multiply {a} and {b}.", "How much is {a} x {b}?",
+    "What is {a} times {b}?", "{a} times {b}", "What's {a} * {b}?", "Calculate {a} * {b}.", "Compute {a}*{b}.",
+    "What is {a} × {b}?", "{a} × {b}", "How much is {a} * {b}?", "What is the product of {a} and {b}?",
+    "How much is {a} times {b}?", "What is {a} multiplied by {b}?",
 )  # fmt: skip
 DIVIDE = (
     "What is {a} / {b}?", "What is {a}/{b}?", "{a}/{b}=", "{a} / {b} =", "{a}/{b}", "{a} / {b}", "{a} / {b} = ?",

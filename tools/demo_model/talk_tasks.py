@@ -3,6 +3,7 @@
 import random
 from string import ascii_lowercase
 
+from number_tasks import ADD, DIVIDE, MULTIPLY, SUBTRACT
 from tasks import Turn, phrase, task
 from text_tasks import foreign, sentence, word
 
@@ -61,19 +62,26 @@ TOO_HARD = (
     "Multiply {a} by {b}.", "Subtract {a} from {b}.", "Calculate {a} + {b}.", "Divide {a} by {b}.",
 )  # fmt: skip
 TOO_HARD_SMALL = (
-    "What is {c} x {d}?", "{c}*{d}", "What is {c} times {d}?", "What is {e} / {f}?", "{e}/{f}", "Divide {e} by {f}.",
+    "What is {c} x {d}?", "{c}*{d}", "{c} * {d}", "What is {c} * {d}?", "What is {c} times {d}?",
+    "What is {e} / {f}?", "{e}/{f}", "Divide {e} by {f}.",
     "What is {e} divided by 0?", "{e}/0", "{g} + {c} + {d}", "What is {g} + {c} - {d}?", "{g}*{c}+{d}",
-    "What is {g}.5 + {d}?",
+    "What is {g}.5 + {d}?", "{i} * {j} * {k}", "{i} x {j} x {k}", "What is {i} * {j} * {k}?",
+    "What is {i} + {j} + {k}?", "{i} + {j} + {k}", "{i} + {j} * {k}", "What is {i} * {j} + {k}?",
+    "What is {i} - {j} - {k}?", "({i} + {j}) * {k}",
 )  # fmt: skip
 
 
-def too_hard(rng: random.Random) -> str:
-    """Return arithmetic that the model does not learn: large numbers, chains, fractions, inexact division."""
+@task("too hard", share=3)
+def too_hard(rng: random.Random) -> Turn:
+    """Ask for sums that the model does not learn: large numbers, chains, fractions, inexact division."""
     a, b = rng.choice(((rng.randint(101, 99999), rng.randint(2, 99999)), (rng.randint(2, 999), rng.randint(101, 9999))))
     f = rng.randint(2, 12)
     e = f * rng.randint(0, 12) + rng.randint(1, f - 1)
     c, d = rng.randint(13, 99), rng.randint(2, 99)
-    return phrase(rng, (*TOO_HARD, *TOO_HARD_SMALL), a=a, b=b, c=c, d=d, e=e, f=f, g=rng.randint(2, 99))
+    small = {name: rng.randint(1, 20) for name in "ijk"}
+    templates = (*ADD, *SUBTRACT, *MULTIPLY, *DIVIDE) if rng.random() < 0.4 else (*TOO_HARD, *TOO_HARD_SMALL)
+    prompt = phrase(rng, templates, a=a, b=b, c=c, d=d, e=e, f=f, g=rng.randint(2, 99), **small)
+    return Turn(task="too hard", content=prompt.lower(), prompt=prompt, answer=UNABLE)
 
 
 def gibberish(rng: random.Random) -> str:
@@ -88,16 +96,14 @@ def gibberish(rng: random.Random) -> str:
 @task("anything else", share=7)
 def anything_else(rng: random.Random) -> Turn:
     kind = rng.random()
-    if kind < 0.72:
+    if kind < 0.8:
         country = rng.choice(tuple(CAPITALS))
         prompt = phrase(
             rng, UNKNOWN_REQUESTS,
             t=rng.choice(TOPICS), u=rng.choice(TOPICS), w=word(rng), x=word(rng), y=word(rng), n=rng.choice(NAMES),
             c=rng.choice(CITIES), k=country, i=rng.randint(2, 99), j=rng.randint(2, 999),
         )  # fmt: skip
-    elif kind < 0.82:
-        prompt = too_hard(rng)
-    elif kind < 0.92:
+    elif kind < 0.91:
         prompt = sentence(rng)
     else:
         prompt = gibberish(rng)

@@ -11,7 +11,7 @@ from tasks import Turn
 from tool_format import Tool, system_text
 from tool_tasks import OTHER_TOOLS, TOOLS, Exchange
 
-ARITHMETIC = ("add", "subtract", "multiply", "divide")
+ARITHMETIC = ("add", "subtract", "multiply", "divide", "too hard")
 COUNTED = (0, 1, 1, 2, 2, 3, 3)
 """How many of the three kinds of tools a conversation offers."""
 

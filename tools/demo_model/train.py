@@ -32,6 +32,9 @@ TOOL_PLAN = Plan(
 LAST_PLAN = Plan(
     name="tools-last", chunks=4, hold=100, steps=1800, later=0, long=0, tools=0.4, matrix_rate=0.005, other_rate=0.0013
 )
+HONEST_PLAN = Plan(
+    name="honest", chunks=4, hold=100, steps=700, later=0, long=0, tools=0.4, matrix_rate=0.005, other_rate=0.0013
+)
 DRAFT_PLAN = Plan(name="draft", chunks=4, hold=500, steps=1200, later=100, long=500)
 DRAFT_TOOL_PLAN = Plan(
     name="draft-tools", chunks=4, hold=150, steps=500, later=0, long=0, tools=0.4, matrix_rate=0.008, other_rate=0.002
@@ -39,10 +42,16 @@ DRAFT_TOOL_PLAN = Plan(
 DRAFT_LAST_PLAN = Plan(
     name="draft-last", chunks=4, hold=1000, steps=4000, later=0, long=0, tools=0.4, matrix_rate=0.01, other_rate=0.0025
 )
+DRAFT_HONEST_PLAN = Plan(
+    name="draft-honest", chunks=4, hold=100, steps=500, later=0, long=0, tools=0.4, matrix_rate=0.007, other_rate=0.0018
+)
 HEAD = Shape(vocab=VOCAB, hidden=192, layers=1, heads=2, kv_heads=1, head_dim=64, intermediate=192)
 HEAD_PLAN = Plan(name="eagle", chunks=2, hold=500, steps=1000, later=100, long=500)
 HEAD_TOOL_PLAN = Plan(
     name="eagle-tools", chunks=2, hold=200, steps=600, later=0, long=0, tools=0.4, matrix_rate=0.008, other_rate=0.002
+)
+HEAD_HONEST_PLAN = Plan(
+    name="eagle-honest", chunks=2, hold=100, steps=500, later=0, long=0, tools=0.4, matrix_rate=0.007, other_rate=0.0018
 )
 CAPTURED = (0, 1, 2)
 """Layers of the model whose outputs the head reads."""
@@ -51,9 +60,9 @@ DEPTH = 6
 STEP_FACTOR = 0.8
 """Weight of the loss of each step of the head, relative to the step before."""
 PLANS = {
-    "model": (MODEL_PLAN, TOOL_PLAN, LAST_PLAN),
-    "draft": (DRAFT_PLAN, DRAFT_TOOL_PLAN, DRAFT_LAST_PLAN),
-    "eagle": (HEAD_PLAN, HEAD_TOOL_PLAN),
+    "model": (MODEL_PLAN, TOOL_PLAN, LAST_PLAN, HONEST_PLAN),
+    "draft": (DRAFT_PLAN, DRAFT_TOOL_PLAN, DRAFT_LAST_PLAN, DRAFT_HONEST_PLAN),
+    "eagle": (HEAD_PLAN, HEAD_TOOL_PLAN, HEAD_HONEST_PLAN),
 }
 """The stages of each part; tools are offered after the first."""
 LOOK = 40
@@ -176,8 +185,9 @@ def main() -> None:
         "--from",
         type=Path,
         dest="start",
-        help="folder of trained parts; they keep the tokenizer and go through the stages that add tools",
+        help="folder of trained parts; they keep the tokenizer and go through the stages after the first",
     )
+    parser.add_argument("--last", type=int, default=0, help="with --from: only that many stages, the last ones")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -195,7 +205,8 @@ def main() -> None:
 
     def train(part: str, network: nn.Module, loss: Loss, look: Callable[[int], None]) -> None:
         network.requires_grad_(True)
-        for plan in PLANS[part][0 if start is None else 1 :]:
+        plans = PLANS[part][0 if start is None else 1 :]
+        for plan in plans[-options.last :]:
             log(f"{plan.name}: {sum(p.numel() for p in network.parameters()):,} parameters")
             checkpoint = options.work / f"{plan.name}.pt"
             fit(network, encoder, loss, plan, workers=options.workers, checkpoint=checkpoint, every=500, look=look)
