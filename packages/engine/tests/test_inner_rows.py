@@ -1,10 +1,12 @@
-"""Experts and hidden states of positions: those of `transformers`, and each once whatever happens to the request."""
+"""Experts and hidden states of positions: those of `transformers`, and each once whatever happens to the request; and
+what filters leave for each token."""
 
 # pyright: basic
 # torch and transformers are typed in part only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from families.case import build
 from families.registry import CASES
-from pagewood.engine.api import FinishReason, Rows, SamplingParams
+from pagewood.engine.api import FinishReason, Rows, SamplingParams, Submit
 from pagewood.engine.core import intake
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.offline.llm import LLM
@@ -73,29 +75,34 @@ def test_rows_are_those_of_transformers(family: str, tmp_path: Path) -> None:
 
 
 def _traffic(folder: Path, requests: Sequence[dict[str, Any]], **options: Any) -> list[tuple[list[int], Any, int]]:
-    """Return the tokens, the rows and the drafted tokens of requests that run together."""
+    """Return the tokens, the rows with what filters left, and the drafted tokens of requests that run together."""
     with WeightBench(folder, max_running=8, max_length=80, **options) as bench:
         found = bench.run(*[bench.submit(**request) for request in requests])
         assert all(one.end is not None and one.end.finish is FinishReason.LENGTH for one in found)
         assert (bench.engine.counters().num_preempted > 0) == ("max_total_tokens" in options)
-        return [(one.tokens, one.rows, one.end.num_drafted_tokens if one.end else 0) for one in found]
+        return [(one.tokens, [*one.rows, one.kept], one.end.num_drafted_tokens if one.end else 0) for one in found]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model with experts in two of three layers."""
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Return a model with experts in two of three layers, and its reference."""
     folder = tmp_path_factory.mktemp("model")
-    build(CASES["qwen3-moe"], folder)
-    return folder
+    return folder, build(CASES["qwen3-moe"], folder)
+
+
+@pytest.fixture
+def folder(model: tuple[Path, Any]) -> Path:
+    return model[0]
 
 
 SCARCE = {"max_total_tokens": 96, "schedule_conservativeness": 0.05}
+FILTERED = {"top_p": 0.9, "top_k": 30, "min_p": 0.02, "repetition_penalty": 1.2, "kept_tokens": 900}
 REQUESTS: list[dict[str, Any]] = [
     {"prompt": PROMPTS[0], "num_tokens": 24, **WHOLE},
     {"prompt": PROMPTS[1], "num_tokens": 20, "routed_experts_from": 5, "hidden_states_from": -1},
     {"prompt": PROMPTS[0], "num_tokens": 16, "hidden_states_from": 7},
-    {"prompt": PROMPTS[1][:9], "num_tokens": 30, "temperature": 1.0, "seed": 4},
-    {"prompt": [3, 4] * 9, "num_tokens": 30, "routed_experts_from": 18, "temperature": 0.0},
+    {"prompt": PROMPTS[1][:9], "num_tokens": 30, "temperature": 1.0, "seed": 4, **FILTERED},
+    {"prompt": [3, 4] * 9, "num_tokens": 30, "routed_experts_from": 18, "temperature": 0.0, "kept_tokens": 30},
 ]
 
 
@@ -119,6 +126,11 @@ def test_rows_do_not_depend_on_the_traffic(folder: Path, options: dict[str, Any]
     for request, (tokens, rows, _), (own_tokens, own_rows, _) in zip(REQUESTS, found, alone, strict=True):
         assert tokens == own_tokens
         assert rows == own_rows
+        nums = [None if one is None else len(one) // 4 for one in rows.pop()]
+        if "kept_tokens" not in request:
+            assert set(nums) == {None}
+        else:
+            assert (set(nums) == {1}) == (request.get("temperature", 0.0) == 0.0)
         for own, name in zip(rows, ("routed_experts_from", "hidden_states_from"), strict=True):
             first, length = request.get(name), len(request["prompt"])
             first = length - 1 if first == -1 else first
@@ -129,14 +141,68 @@ def test_rows_do_not_depend_on_the_traffic(folder: Path, options: dict[str, Any]
 
 def test_an_answer_has_rows_up_to_its_stop_string() -> None:
     with LLM() as llm:
-        sampling = SamplingParams(max_tokens=24, temperature=0.0, hidden_states_from=-1)
+        sampling = SamplingParams(max_tokens=24, temperature=0.0, hidden_states_from=-1, logprobs=0, kept_tokens=99)
         [whole] = llm.generate("Count from 1 to 20", sampling)
         [cut] = llm.generate("Count from 1 to 20", sampling, stop=[whole.text[4:6]])
     assert whole.hidden_states is not None
     assert cut.hidden_states is not None
     assert cut.routed_experts is None
+    assert [kept.tolist() for kept in cut.kept_tokens if kept is not None] == [[token] for token in cut.tokens]
     assert len(cut.hidden_states) == len(cut.tokens) < len(whole.tokens)
     assert (cut.hidden_states == whole.hidden_states[: len(cut.tokens)]).all()
+
+
+def _left(logits: NDArray[Any], sampling: dict[str, Any], slack: float) -> set[int]:
+    """Return the tokens that filters leave: too many with a positive slack, too few with a negative one."""
+    scaled = logits.astype(np.float64) / sampling["temperature"]
+    order = np.argsort(-scaled, kind="stable")[: sampling.get("top_k") or None]
+    probs = np.exp(scaled[order] - scaled[order[0]])
+    probs /= probs.sum()
+    before = np.cumsum(probs) - probs
+    is_left = (before < sampling.get("top_p", 1.0) + slack) & (probs >= sampling.get("min_p", 0.0) * probs[0] - slack)
+    return {int(order[0]), *order[is_left].tolist()}
+
+
+@pytest.mark.parametrize(
+    "filters", [{"top_p": 0.7}, {"top_k": 9}, {"min_p": 0.1}, {"top_p": 0.8, "top_k": 20, "min_p": 0.03}, {}]
+)
+def test_kept_tokens_are_those_that_the_filters_leave(filters: dict[str, Any], model: Any) -> None:
+    folder, reference = model
+    sampling = {"temperature": 0.8, "seed": 7, **filters}
+    with WeightBench(folder, max_length=80) as bench:
+        found = bench.run(bench.submit(PROMPTS[0], kept_tokens=5000, **sampling))[0]
+        kept = [np.frombuffer(one or b"", "<i4").tolist() for one in found.kept]
+        most = sum(map(len, kept[:3]))
+        cut = bench.run(bench.submit(PROMPTS[0], kept_tokens=most, **sampling))[0]
+        assert cut.tokens == found.tokens
+        assert cut.kept == [*found.kept[:3], *[None] * 9]
+        tokens = np.array(PROMPTS[0], "<i4").tobytes()
+        one = SamplingParams(max_tokens=1, logprobs=0, kept_tokens=1)
+        refusal = bench.tell(Submit(request_id="search", tokens=tokens, sampling=one, is_search=True)).refusal
+        assert refusal is not None
+        assert refusal.message == "kept_tokens must be None in a beam search, got 1"
+    with torch.no_grad():
+        logits = reference(torch.tensor([[*PROMPTS[0], *found.tokens]])).logits[0, len(PROMPTS[0]) - 1 : -1].numpy()
+    assert len(kept) == len(found.tokens) == 12
+    for row, ids, token in zip(logits, kept, found.tokens, strict=True):
+        assert ids == sorted(ids)
+        assert token in ids
+        assert _left(row, sampling, -1e-4) <= set(ids) <= _left(row, sampling, 1e-4)
+    assert filters or {len(ids) for ids in kept} == {97}
+
+
+@pytest.mark.parametrize(
+    "sampling", [FILTERED, {"logit_bias": tuple((token, -math.inf) for token in range(40)), "kept_tokens": 9999}]
+)
+def test_kept_tokens_are_those_with_a_processed_log_probability(sampling: dict[str, Any], folder: Path) -> None:
+    asked = {"logprobs": 64, "temperature": 1.0, "seed": 4, "frequency_penalty": 1.5, **sampling}
+    with WeightBench(folder, max_length=80) as bench:
+        names = [bench.submit(PROMPTS[0], logprobs_kind=kind, **asked) for kind in ("raw", "processed")]
+        raw, processed = bench.run(*names)
+    assert raw.kept == processed.kept
+    for one in processed.logprobs:
+        left = sorted(token for token, value in one.top if value > -math.inf)
+        assert np.frombuffer(one.kept or b"", "<i4").tolist() == left
 
 
 @pytest.mark.parametrize(
@@ -155,6 +221,10 @@ def test_refused_by_name(
     build(CASES[family], tmp_path)
     with WeightBench(tmp_path, **{"max_length": 80, "num_threads": 2, **options}) as bench:
         end = bench.run(bench.submit(PROMPTS[0], **sampling))[0].end
+        kept = bench.run(bench.submit(PROMPTS[0], kept_tokens=1))[0].end
+    assert kept is not None
+    ranked = "kept_tokens must be None because the model is not on the CPU of one process, got 1"
+    assert (kept.refusal and kept.refusal.message) == (ranked if "tensor_parallel_size" in options else None)
     assert end is not None
     assert end.refusal is not None
     assert message in end.refusal.message

@@ -76,6 +76,7 @@ from pagewood.engine.core.inner_rows import InnerRows
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.memory import kv
 from pagewood.engine.core.memory.retention import Retention
+from pagewood.engine.core.messages.logprobs import Logprobs
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.queue import priority_preemption, state, waiting
 from pagewood.engine.core.request import Request
@@ -527,6 +528,10 @@ FAULTS_OF_LOGPROBS: dict[str, list[Edit]] = {
     "rows of another request": [(retire, "_add_rows", "at += num", "at += max(num, 1)")],
     "rows behind the end": [(InnerRows, "take", "max(0, self.num_done - end)", "0")],
     "rows sent again": [(InnerRows, "take", "np.concatenate(self._new), []", "np.concatenate(self._new), self._new")],
+    "kept tokens without a limit": [(retire, "_within_limit", "request.num_kept <= most", "True")],
+    "kept tokens of another request": [
+        (Logprobs, "_kept_of", "np.maximum(self.num_kept[:last], 0)", "abs(self.num_kept[:last])")
+    ],
     "those of another grant": [(retire, "_retire", "num_scored += num_new", "num_scored += num_new * (num_new > 3)")],
 }
 

@@ -1,5 +1,5 @@
-"""What trainers compare: log probabilities, experts and hidden states are the same bits cold, after a hit, in a batch,
-and computed with their prompt.
+"""What trainers compare: log probabilities, what filters leave, experts and hidden states are the same bits cold, after
+a hit, in a batch, and computed with their prompt.
 
 Raw log probabilities of outputs are those that one pass over prompt and output yields, for every family, and so are
 experts and states; processed ones do not depend on the cache or on the batch either.
@@ -27,7 +27,13 @@ def test_log_probabilities_are_the_same_bits(family: str, kind: str, tmp_path: P
     asked = ("hidden_states_from", "routed_experts_from")
     if ModelConfig.from_folder(tmp_path).expert_shape is None:
         asked = asked[:1]
-    options: dict[str, Any] = {"num_tokens": 8, "logprobs_kind": kind, **SAMPLED, **dict.fromkeys(asked, -1)}
+    options: dict[str, Any] = {
+        "num_tokens": 8,
+        "logprobs_kind": kind,
+        "kept_tokens": 999,
+        **SAMPLED,
+        **dict.fromkeys(asked, -1),
+    }
     with WeightBench(tmp_path, max_running=8, max_length=48) as bench:
         cold = bench.run(bench.submit(PROMPTS[0], **options))[0]
         hit = bench.run(bench.submit(PROMPTS[0], **options))[0]
@@ -35,6 +41,7 @@ def test_log_probabilities_are_the_same_bits(family: str, kind: str, tmp_path: P
         assert hit.end is not None
         assert hit.end.num_cached_tokens > 0
         assert hit.rows == cold.rows
+        assert hit.kept == cold.kept
         text = [*PROMPTS[0], *(token for token, _ in cold.scores)]
         scored = bench.run(bench.submit(text, num_tokens=1, prompt_logprobs=0))[0].prompt_scores
         if kind == "raw":
@@ -55,7 +62,9 @@ def test_log_probabilities_are_the_same_bits(family: str, kind: str, tmp_path: P
         batched = bench.run(bench.submit(PROMPTS[0], **options), *others)[0]
         assert batched.scores == cold.scores
         assert batched.rows == cold.rows
+        assert batched.kept == cold.kept
     with WeightBench(tmp_path, max_running=8, max_length=48) as bench:  # nothing is asked for
-        plain = {name: value for name, value in options.items() if name not in asked}
+        plain = {name: value for name, value in options.items() if name not in (*asked, "kept_tokens")}
         assert bench.run(bench.submit(PROMPTS[0], **plain))[0].scores == cold.scores
     assert len({value for _, value in cold.scores}) > 1
+    assert len({len(kept or b"") for kept in cold.kept}) > 1

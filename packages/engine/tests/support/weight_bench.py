@@ -24,7 +24,7 @@ from torch import Tensor
 
 from families.case import Case, build, randomise
 from families.registry import CASES
-from pagewood.engine.api import Command, Delta, EngineConfig, Refusal, Rows, SamplingParams, Submit
+from pagewood.engine.api import Command, Delta, EngineConfig, Refusal, Rows, SamplingParams, Submit, TokenLogprob
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
@@ -81,11 +81,17 @@ class _Known:
 
     scores: Scores = field(default_factory=list[tuple[int, float]])  # written by: weight_bench
     prompt_scores: Scores = field(default_factory=list[tuple[int, float]])  # written by: weight_bench
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])  # contents written by: weight_bench
     versions: list[str] = field(default_factory=list[str])  # written by: weight_bench
     tokens: list[int] = field(default_factory=list[int])  # contents written by: weight_bench
     parts: list[tuple[Rows | None, ...]] = field(default_factory=list[tuple[Rows | None, ...]])
     """Of its experts, and of its hidden states."""  # contents written by: weight_bench
     end: Delta | None = None  # written by: weight_bench
+
+    @property
+    def kept(self) -> list[bytes | None]:
+        """What filters have left for each of its tokens."""
+        return [one.kept for one in self.logprobs]
 
     @property
     def rows(self) -> list[Rows | None]:
@@ -134,6 +140,7 @@ class WeightBench:
         for delta in self.outbox.take():
             known = self.known.setdefault(delta.request_id, _Known())
             known.scores += [(one.token, one.logprob) for one in delta.logprobs]
+            known.logprobs += delta.logprobs
             known.prompt_scores += [(one.token, one.logprob) for one in delta.prompt_logprobs]
             known.tokens += delta.tokens
             known.parts.append((delta.experts, delta.states))

@@ -228,6 +228,7 @@ def assemble(
         vector_tail=vector_tail,
         expert_shape=info.expert_shape,
         state_size=info.vector_size if info.reports_states else 0,
+        reports_kept=info.reports_kept,
         generates=info.generates,
         low_priority_first=config.low_priority_first,
         max_queue_s=config.max_queue_s,

@@ -232,13 +232,14 @@ def with_holds(scenario: Scenario, rng: random.Random) -> Scenario:
 
 def with_logprobs(scenario: Scenario, rng: random.Random) -> Scenario:
     """Return the scenario with requests that ask for log probabilities of their output, their prompt, both or none,
-    and for experts and hidden states from some position on."""
+    with some for what filters leave, and for experts and hidden states from some position on."""
     arrivals = tuple(
         replace(
             arrival,
             sampling=replace(
                 arrival.sampling,
-                logprobs=rng.choice((None, 0, 2)),
+                logprobs=(num_top := rng.choice((None, 0, 2))),
+                kept_tokens=None if not num_top else 4 + len(arrival.prompt),
                 prompt_logprobs=rng.choice((None, None, 0, 1)),
                 prompt_logprobs_start=rng.choice((1, 1, 2, 7)),
                 routed_experts_from=rng.choice((None, -1, 0, len(arrival.prompt))),

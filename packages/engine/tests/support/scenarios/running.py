@@ -299,6 +299,7 @@ class _Run:
             vector_size=STATE_SIZE,
             expert_shape=EXPERT_SHAPE if make_other_runner is None else None,
             reports_states=make_other_runner is None,
+            reports_kept=make_other_runner is None,
             long_step_tokens=scenario.long_step_tokens,
         )
         allocator = None if scenario.num_pools > 1 else page_allocator(scenario.config.resolved(), info)
@@ -735,7 +736,11 @@ class _Run:
         expected: list[TokenLogprob] = []
         if sampling.logprobs is not None:
             num_top = sampling.logprobs
-            expected = [echo_logprob(token, len(prompt) + i, num_top) for i, token in enumerate(output)]
+            most, num_kept = sampling.kept_tokens, 0
+            for i, token in enumerate(output):
+                entry = echo_logprob(token, len(prompt) + i, num_top, has_kept=most is not None)
+                num_kept += len(entry.kept or b"") // 4
+                expected.append(entry if most is None or num_kept <= most else entry._replace(kept=None))
         assert self._logprobs[name] == expected, f"request {name}: {self._logprobs[name]} is not {expected}"
         of_prompt: list[TokenLogprob] = []
         if sampling.prompt_logprobs is not None:

@@ -32,6 +32,9 @@ class TokenLogprob(NamedTuple):
     """1 for the most probable token; equally probable ones share the smaller rank."""
     top: tuple[tuple[int, float], ...] = ()
     """The most probable tokens with their log probabilities, best first, of equal ones the smaller id first."""
+    kept: bytes | None = None
+    """The tokens that the filters had left when it was drawn, int32, little-endian, ascending; see
+    `SamplingParams.kept_tokens`. None: they are not reported."""
 
 
 class Rows(msgspec.Struct, frozen=True, array_like=True, gc=False):

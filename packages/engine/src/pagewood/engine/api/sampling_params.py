@@ -28,6 +28,9 @@ MAX_LOGPROBS = 64
 MAX_INNER_BYTES = 64 << 20
 """Most bytes of the experts, and of the hidden states, that are reported of a request of its full length."""
 
+MAX_KEPT_TOKENS = MAX_INNER_BYTES // 4
+"""Most tokens that are reported as left by the filters, for all output tokens of a request together."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessor:
@@ -111,6 +114,11 @@ class SamplingParams:
     logprobs_kind: Literal["raw", "processed"] = "raw"
     """raw: of the model's distribution, before anything is changed; processed: of the distribution that the token was
     drawn from, after penalties, biases, grammar, processors, temperature and filters."""
+    kept_tokens: int | None = None
+    """Most tokens, for the whole output, that are reported as left by the filters; at most 16,777,216 (64 MiB). With
+    each output token all those are reported from which it was drawn, after penalties, biases, grammar and processors
+    too; if greedy, only itself. The first output token with which there would be more than that many is reported
+    without them, and so are all behind it. It needs `logprobs`. None: nothing is reported."""
     prompt_logprobs: int | None = None
     """Like `logprobs`, for each prompt token from `prompt_logprobs_start` on, always raw. The prompt is then computed
     from the token before that one on, also where it is cached."""
@@ -155,6 +163,10 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MAX_LOGPROBS:
                 raise ValueError(f"{name} must be None or in [0, {MAX_LOGPROBS}], got {value}")
+        if self.kept_tokens is not None and not 1 <= self.kept_tokens <= MAX_KEPT_TOKENS:
+            raise ValueError(f"kept_tokens must be None or in [1, {MAX_KEPT_TOKENS}], got {self.kept_tokens}")
+        if self.kept_tokens is not None and self.logprobs is None:
+            raise ValueError(f"kept_tokens must be None where logprobs is None, got {self.kept_tokens}")
         if self.prompt_logprobs_start < 1:
             raise ValueError(f"prompt_logprobs_start must be >= 1, got {self.prompt_logprobs_start}")
         for name in ("routed_experts_from", "hidden_states_from"):

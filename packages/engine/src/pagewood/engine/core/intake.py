@@ -93,6 +93,7 @@ class Intake:
         vector_tail: what follows the pooling of states; None: nothing.
         expert_shape: see `EngineInfo`; None: requests for experts are refused.
         state_size: elements of a hidden state; 0: requests for hidden states are refused.
+        reports_kept: whether the runner reports what the filters leave; otherwise requests for that are refused.
         generates: whether the model generates tokens; otherwise requests for anything but a vector are refused.
         low_priority_first: whether the priorities of clients are lowest first.
         max_queue_s: after which a request that has never run is refused; None: never.
@@ -111,9 +112,9 @@ class Intake:
     __slots__ = (
         "_asleep", "_awaited", "_clock", "_compiler", "_deadlines", "_ends_early", "_eos_token_ids", "_falling",
         "_flushes", "_fresh", "_generates", "_images", "_kept_back", "_keys", "_kv", "_max_length", "_max_live",
-        "_max_queue_s",
-        "_notes", "_num_arrivals", "_paused", "_processors", "_publishing", "_quotas", "_row_sizes", "_seed", "_sign",
-        "_slept_before", "_state", "_vector_size", "_vector_tail", "_vocab_size", "_weights",
+        "_max_queue_s", "_notes", "_num_arrivals", "_paused", "_processors", "_publishing", "_quotas", "_reports_kept",
+        "_row_sizes", "_seed", "_sign", "_slept_before", "_state", "_vector_size", "_vector_tail", "_vocab_size",
+        "_weights",
     )  # fmt: skip
 
     def __init__(
@@ -132,6 +133,7 @@ class Intake:
         vector_tail: VectorTail | None = None,
         expert_shape: tuple[int, int] | None = None,
         state_size: int = 0,
+        reports_kept: bool = False,
         generates: bool = True,
         low_priority_first: bool = False,
         max_queue_s: float | None = None,
@@ -167,6 +169,7 @@ class Intake:
             "hidden_states_from": state_size,
         }
         """Numbers of a position, by the field that asks for them; 0: they are not reported."""
+        self._reports_kept = reports_kept
         self._generates = generates
         self._sign = -1 if low_priority_first else 1
         self._max_queue_s = max_queue_s
@@ -761,7 +764,16 @@ class Intake:
         return self._rows_refusal(submit, len(prompt))
 
     def _rows_refusal(self, submit: Submit, num_prompt: int) -> Refusal | None:
-        """Return why a request cannot have its inner rows, or None; its prompt has `num_prompt` tokens."""
+        """Return why a request cannot have its inner rows, or its kept tokens, or None.
+
+        Its prompt has `num_prompt` tokens.
+        """
+        kept = submit.sampling.kept_tokens
+        if kept is not None and (submit.is_search or not self._reports_kept):
+            why = "in a beam search" if submit.is_search else "because the model is not on the CPU of one process"
+            return Refusal(
+                message=f"kept_tokens must be None {why}, got {kept}", param="kept_tokens", code="not_reported"
+            )
         most = self._max_length - num_prompt if submit.sampling.max_tokens is None else submit.sampling.max_tokens
         for param, size in self._row_sizes.items():
             start = getattr(submit.sampling, param)

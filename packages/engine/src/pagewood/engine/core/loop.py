@@ -242,6 +242,8 @@ class EngineInfo:
     """Layers of the model, and experts of a token in each, if the runner reports which; None: it does not."""
     reports_states: bool = False
     """Whether the runner reports hidden states."""
+    reports_kept: bool = False
+    """Whether it reports which tokens the filters leave."""
     generates: bool = True
     """Whether it generates tokens; an encoder makes vectors only."""
     takes_images: bool = False

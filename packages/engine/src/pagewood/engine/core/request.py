@@ -98,6 +98,8 @@ class Request:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     """Log probabilities of prompt tokens, from the first reported one on, that are known and not answered yet."""
     # contents written by: retire
+    num_kept: int = 0
+    """Tokens that were reported for `SamplingParams.kept_tokens`."""  # written by: retire
     pool: Pool | None = None
     """The vector that it asks for; None: it asks for tokens."""  # contents written by: retire
     experts: InnerRows | None = None

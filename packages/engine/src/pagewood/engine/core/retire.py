@@ -206,7 +206,15 @@ def _advance(
         if reason is None:
             reason, tokens = _follow(request, request.matcher, tokens)
     entries = () if logprobs is None else logprobs.entries(first, first + len(tokens))
+    if request.sampling.kept_tokens is not None:
+        entries = tuple([_within_limit(request, entry, request.sampling.kept_tokens) for entry in entries])
     return [_answer(state, kv, request, tokens, reason, None, entries)]
+
+
+def _within_limit(request: Request, entry: TokenLogprob, most: int) -> TokenLogprob:
+    """Return the report of the next token, without what the filters have left if that is too much; count that."""
+    request.num_kept += len(entry.kept or b"") // 4
+    return entry if request.num_kept <= most else entry._replace(kept=None)
 
 
 def _end_without_token(state: EngineState, kv: AnyKV, request: Request, *, is_excluded: bool) -> Delta:

@@ -152,6 +152,7 @@ def _without_text(sampling: SamplingParams, renaming: Renaming) -> SamplingParam
         stop_token_ids=renaming.ids(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.logprobs,
+        kept_tokens=sampling.kept_tokens,
         prompt_logprobs=sampling.prompt_logprobs,
         prompt_logprobs_start=sampling.prompt_logprobs_start,
         routed_experts_from=sampling.routed_experts_from,

@@ -83,6 +83,12 @@ class Completion:
     routed_experts: NDArray[np.int32] | None = field(default=None, compare=False)
     hidden_states: NDArray[np.float32] | None = field(default=None, compare=False)
 
+    @property
+    def kept_tokens(self) -> tuple[NDArray[np.int32] | None, ...]:
+        """For each of `tokens`, which tokens the filters had left, ascending, if `SamplingParams.kept_tokens` asks for
+        them; None: it does not, or they would be more in all than it allows."""
+        return tuple(None if one.kept is None else np.frombuffer(one.kept, "<i4") for one in self.logprobs)
+
     def __repr__(self) -> str:
         """Return the beginning of the text, the number of tokens, and how it ended."""
         refusal = "" if self.refusal is None else f", refusal={self.refusal.message!r}"

@@ -136,14 +136,15 @@ def echo_state(kv_sum: int, position: int) -> NDArray[np.float32]:
     return np.array([int(word) >> 16 * part & 0xFFFF for part in range(STATE_SIZE)], np.float32)
 
 
-def echo_logprob(token: int, position: int, num_top: int) -> TokenLogprob:
+def echo_logprob(token: int, position: int, num_top: int, *, has_kept: bool = False) -> TokenLogprob:
     """Return the report of a token at a position; the numbers are made up.
 
-    The alternatives are the tokens from this one down to 0, then those above it.
+    The alternatives are the tokens from this one down to 0, then those above it. Up to three are kept, this one last.
     """
+    kept = np.arange(token - min(token, position % 3), token + 1, dtype="<i4").tobytes() if has_kept else None
     value = -float(int(mix(np.array([token * 4096 + position], np.uint64))[0] % 4096)) / 64.0
     return TokenLogprob(
-        token, value, position, tuple((token - i if i <= token else i, value - i) for i in range(num_top))
+        token, value, position, tuple((token - i if i <= token else i, value - i) for i in range(num_top)), kept
     )
 
 
@@ -232,6 +233,7 @@ class EchoRunner:
         self._ends: dict[int, tuple[int, int, frozenset[int]]] = {}
         """By row: tokens at its admission, tokens that end it, and its stop tokens."""
         self._num_top: dict[int, int] = {}
+        self._keeping: set[int] = set()
         """By row: alternatives of its tokens, if they are reported."""
         self._allowed: dict[tuple[int, int], list[int]] = {}
         """By sampled grant of the step that is computed and position: the tokens of a mask."""
@@ -447,7 +449,8 @@ class EchoRunner:
             first = int(self._lengths[row]) - len(tokens)
             num_top = self._num_top.get(row)
             entries += [
-                None if num_top is None else echo_logprob(token, first + i, num_top) for i, token in enumerate(tokens)
+                None if num_top is None else echo_logprob(token, first + i, num_top, has_kept=row in self._keeping)
+                for i, token in enumerate(tokens)
             ]
         return _logprobs_of(entries)
 
@@ -504,6 +507,7 @@ class EchoRunner:
         ):
             self._ends[row] = (int(self._lengths[row]), limit, frozenset(stop_ids))
             self._num_top.pop(row, None)
+            self._keeping.discard(row)
         if self._adapters is not None:
             for row, (slot, number, first) in zip(batch.admitted_rows(), batch.adapters.tolist(), strict=True):
                 self._slots_of_rows[row] = slot, first
@@ -512,6 +516,7 @@ class EchoRunner:
         self._drafts.begin(batch.admitted_rows())
         if batch.reports is not None:
             self._num_top.update(zip(batch.reports.rows.tolist(), batch.reports.num_top.tolist(), strict=True))
+            self._keeping.update(batch.reports.rows[batch.reports.has_kept].tolist())
 
     def _read_masks(self, step: EchoStep, masks: Int32, rows: Sequence[int], starts: Sequence[int]) -> None:
         """Note which tokens the masks of a step allow at which positions."""
@@ -701,6 +706,8 @@ def _logprobs_of(entries: Sequence[TokenLogprob | None]) -> Logprobs:
         num_top=np.array([-1 if entry is None else len(entry.top) for entry in entries], np.int32),
         top_ids=np.array([[token for token, _ in top] for top in tops], np.int32).reshape(len(tops), most),
         top_values=np.array([[value for _, value in top] for top in tops], np.float32).reshape(len(tops), most),
+        num_kept=np.array([-1 if entry.kept is None else len(entry.kept) // 4 for entry in found], np.int32),
+        kept=np.frombuffer(b"".join(entry.kept or b"" for entry in found), "<i4"),
     )
 
 

@@ -485,6 +485,8 @@ class TokenEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Characters of the shown text before the one that the token begins or continues."""
     top: tuple[ScoredToken, ...]
     """Best first."""
+    kept: bytes | None = None
+    """See `TokenLogprob.kept`."""
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

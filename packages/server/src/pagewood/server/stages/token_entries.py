@@ -49,13 +49,14 @@ class TokenEntries:
         return wire.TokenEntry(wire.ScoredToken(token, self._bytes_of(token), _NO_LOGPROB), 0, self._place(token), ())
 
     def _of(self, one: TokenLogprob) -> wire.TokenEntry:
-        chosen, logprob, rank, top = one
+        chosen, logprob, rank, top, kept = one
         scored, bytes_of = wire.ScoredToken, self._bytes_of
         return wire.TokenEntry(
             scored(chosen, bytes_of(chosen), logprob),
             rank,
             self._place(chosen),
             tuple([scored(token, bytes_of(token), logprob) for token, logprob in top]),
+            kept,
         )
 
     def _place(self, token: int) -> int:

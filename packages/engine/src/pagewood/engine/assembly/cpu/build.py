@@ -196,6 +196,7 @@ def _engine(
         vector_size=parts.model.hidden_size,
         expert_shape=parts.model.expert_shape if group is None else None,
         reports_states=group is None,
+        reports_kept=group is None,
         generates=not parts.model.is_encoder,
         takes_images=parts.images.recipe is not None,
         page_bytes=page_bytes,

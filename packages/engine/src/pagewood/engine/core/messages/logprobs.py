@@ -31,6 +31,8 @@ class Reports:
     """[J], whether they are those of the distribution that tokens are drawn from, and not of the model's."""
     has_changes: NDArray[np.bool_]
     """[J], whether something may change the logits before tokens are drawn."""
+    has_kept: NDArray[np.bool_]
+    """[J], whether all tokens that the filters leave are reported with each."""
 
     @classmethod
     def of(cls, requests: Sequence[Admitted]) -> Reports | None:
@@ -43,6 +45,7 @@ class Reports:
             num_top=np.array([one.sampling.logprobs for one in asking], np.int32),
             is_processed=np.array([one.sampling.logprobs_kind == "processed" for one in asking], np.bool_),
             has_changes=np.array([one.sampling.changes_logits for one in asking], np.bool_),
+            has_kept=np.array([one.sampling.kept_tokens is not None for one in asking], np.bool_),
         )
 
 
@@ -62,6 +65,10 @@ class Logprobs:
     """[N, K], the most probable tokens, best first, of equal ones the smaller id first."""
     top_values: Float32
     """[N, K], their log probabilities."""
+    num_kept: Int32 | None = None
+    """[N], how many tokens the filters have left for each; negative: these are not reported. None: for none are."""
+    kept: Int32 | None = None
+    """[sum of num_kept], those tokens, in the order of the N, for each ascending."""
 
     def entries(self, first: int, last: int) -> tuple[TokenLogprob, ...]:
         """Return the reports of tokens [first, last); empty if they were not reported."""
@@ -70,11 +77,21 @@ class Logprobs:
         rows = slice(first, last)
         return tuple(
             [
-                TokenLogprob(token, value, rank, tuple(zip(ids[:num], values[:num], strict=True)))
-                for token, value, rank, num, ids, values in zip(
+                TokenLogprob(token, value, rank, tuple(zip(ids[:num], values[:num], strict=True)), kept)
+                for token, value, rank, num, ids, values, kept in zip(
                     self.tokens[rows].tolist(), self.values[rows].tolist(), self.ranks[rows].tolist(),
                     self.num_top[rows].tolist(), self.top_ids[rows].tolist(), self.top_values[rows].tolist(),
-                    strict=True,
+                    self._kept_of(first, last), strict=True,
                 )
             ]
         )  # fmt: skip
+
+    def _kept_of(self, first: int, last: int) -> list[bytes | None]:
+        """Return what the filters have left for tokens [first, last), which are of one request."""
+        if self.kept is None or self.num_kept is None or self.num_kept[first] < 0:
+            return [None] * (last - first)
+        ends = np.maximum(self.num_kept[:last], 0).cumsum()[first:]
+        return [
+            self.kept[end - num : end].astype("<i4").tobytes()
+            for num, end in zip(self.num_kept[first:last].tolist(), ends.tolist(), strict=True)
+        ]

@@ -151,6 +151,11 @@ def _check_logprobs(name: str, logprobs: object, source: str, wanted: Int32, voc
     most = _num_columns(ids)
     _check_array(f"{name}.top_ids", ids, _INT32, (num, most), f"({source}, K)")
     _check_array(f"{name}.top_values", logprobs.top_values, _FLOAT32, (num, most), "that of top_ids")
+    if logprobs.num_kept is not None:
+        num_kept = _check_array(f"{name}.num_kept", logprobs.num_kept, _INT32, (num,), source)
+        total = int(np.maximum(num_kept, 0).sum())
+        kept = _check_array(f"{name}.kept", logprobs.kept, _INT32, (total,), "the sum of num_kept")
+        _check_ids(f"{name}.kept", kept, vocab_size)
     largest = int(found.max(initial=0))
     if largest > most:
         raise ValueError(f"StepResult.{name}.num_top must be at most the columns of top_ids, {most}, got {largest}")

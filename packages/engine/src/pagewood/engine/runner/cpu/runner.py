@@ -530,7 +530,7 @@ class CPURunner:
         logprobs, prompt_logprobs = None, None
         if scopes[scope.index, Column.NUM_REPORTED] > 0:
             found = tokens[:num_tokens]
-            logprobs = reports.of_drawn(now.reports, found, yielded, grants, self._rows)
+            logprobs = reports.of_drawn(now.reports, now.logits, found, yielded, grants, self._rows)
             prompt_logprobs = reports.of_prompts(now.reports, grants, self._rows)
         ahead: Int32 | None = None
         if self._held is not None and step.batch.is_followed:

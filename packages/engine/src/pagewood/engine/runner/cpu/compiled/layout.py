@@ -142,6 +142,8 @@ class Adjustment(IntEnum):
     WORDS = 7
     """Address of the bad words, int32: of each its size, then its tokens."""
     NUM_WORDS = 8
+    HAS_RANGE = 9
+    """1 if reports have the range of the filters, otherwise 0."""
 
 
 NUM_ADJUSTMENT_COLUMNS = len(Adjustment)

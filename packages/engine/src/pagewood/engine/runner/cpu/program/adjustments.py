@@ -36,6 +36,7 @@ class RowAdjustments:
         if reports is not None:
             self._table[reports.rows, Adjustment.REPORTED] = 1 + reports.num_top
             self._table[reports.rows, Adjustment.IS_PROCESSED] = reports.is_processed
+            self._table[reports.rows, Adjustment.HAS_RANGE] = reports.has_kept
             self._used.update(reports.rows.tolist())
         new = batch.adjustments
         if new is None:

@@ -62,6 +62,10 @@ class RowTables:
         """Return whether the tokens of each of some rows are reported."""
         return self.adjustments[rows, Adjustment.REPORTED] > 0
 
+    def has_kept(self, rows: Int32) -> NDArray[np.bool_]:
+        """Return whether the tokens of each of some rows are reported with what the filters have left."""
+        return self.adjustments[rows, Adjustment.HAS_RANGE] > 0
+
     @classmethod
     def allocate(cls, *, num_rows: int, num_tokens: int, num_pages: int, num_groups: int = 1) -> RowTables:
         """Allocate tables for `num_rows` rows, each with room for `num_tokens` tokens and `num_pages` pages a group."""

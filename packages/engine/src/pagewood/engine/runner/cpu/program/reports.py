@@ -1,6 +1,6 @@
 """Reads what the program has reported of tokens.
 
-Legend: W wanted tokens, S sampled grants, N tokens that they yield.
+Legend: V vocab_size, W wanted tokens, S sampled grants, N tokens that they yield.
 """
 
 # pyright: basic
@@ -8,22 +8,28 @@ Legend: W wanted tokens, S sampled grants, N tokens that they yield.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.api import MAX_LOGPROBS
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.logprobs import Logprobs
+from pagewood.engine.runner.cpu.compiled.drawing.report import RANGE_COLUMN
 from pagewood.engine.runner.cpu.program.passes import Grants, RowTables, num_wanted_of
 
 Float32 = NDArray[np.float32]
 
 
-def of_drawn(reports: Float32, tokens: Int32, counts: Int32, grants: Grants, rows: RowTables) -> Logprobs | None:
+def of_drawn(
+    reports: Float32, logits: Float32, tokens: Int32, counts: Int32, grants: Grants, rows: RowTables
+) -> Logprobs | None:
     """Return what was reported of the tokens that the sampled grants yield; None: nothing was.
 
     Args:
         reports: `[>= W, NUM_REPORT_COLUMNS]`, by wanted token.
+        logits: `[>= W, V]`, from which they were drawn.
         tokens: `[N]`, the tokens.
         counts: `[S]`, how many each grant yields.
         grants: of the step.
@@ -36,7 +42,37 @@ def of_drawn(reports: Float32, tokens: Int32, counts: Int32, grants: Grants, row
     firsts = np.repeat(np.cumsum(nums) - nums, counts)
     ends = np.cumsum(counts)
     places = firsts + np.arange(len(tokens)) - np.repeat(ends - counts, counts)
-    return _read(reports[places], tokens, np.repeat(is_reported, counts))
+    found = _read(reports[places], tokens, np.repeat(is_reported, counts))
+    has_kept = rows.has_kept(grants.rows[grants.sampled])
+    if not has_kept.any():
+        return found
+    kept = [
+        _kept(logits[place], temperature, reports[place, RANGE_COLUMN:], token) if is_wanted else None
+        for is_wanted, place, temperature, token in zip(
+            np.repeat(has_kept, counts), places, np.repeat(grants.sampling.temperatures, counts), tokens, strict=True
+        )
+    ]
+    return replace(
+        found,
+        num_kept=np.array([-1 if ids is None else len(ids) for ids in kept], np.int32),
+        kept=np.concatenate([np.empty(0, np.int32), *[ids for ids in kept if ids is not None]]),
+    )
+
+
+def _kept(logits: Float32, temperature: np.float32, bounds: Float32, token: np.int32) -> Int32:
+    """Return the tokens from which one was drawn, ascending.
+
+    Args:
+        logits: `[V]`.
+        temperature: 0: greedy.
+        bounds: `[2]`, the result of `kept_range`.
+        token: that was drawn.
+    """
+    if temperature == 0.0:
+        return np.array([token], np.int32)
+    distances = logits.max() / temperature - logits / temperature  # rounded as in the kernel
+    is_kept = (bounds[0] <= distances) & (distances <= bounds[1]) & (logits > -np.inf)
+    return np.flatnonzero(is_kept).astype(np.int32)
 
 
 def of_prompts(reports: Float32, grants: Grants, rows: RowTables) -> Logprobs | None:

@@ -56,6 +56,8 @@ class StepProgram:
     """[W, 1], the tokens that grants yield, see `collect`."""
     num_found: Int32
     """[S, 1], how many."""
+    logits: Float32
+    """[W, V], from which tokens were drawn."""
     reports: Float32
     """[W, NUM_REPORT_COLUMNS], reports of the wanted tokens."""
     sums: Float32
@@ -157,6 +159,7 @@ class StepWriter:
             target_lines=target_lines,
             found=found,
             num_found=num_found,
+            logits=program.outputs[0],
             reports=program.outputs[3],
             sums=program.outputs[4],
             inner=InnerOutputs.of(program, states, choices, config) if self.keeps_inner else None,
@@ -179,6 +182,7 @@ class StepWriter:
             target_lines=lines,
             found=np.empty((0, 1), np.int32),
             num_found=np.empty((0, 1), np.int32),
+            logits=np.empty((0, 0), np.float32),
             reports=np.empty((0, 0), np.float32),
             sums=np.empty((0, 0), np.float32),
         )

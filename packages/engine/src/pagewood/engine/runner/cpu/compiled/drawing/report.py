@@ -26,9 +26,11 @@ _F = np.float32
 _U = np.uint64  # type of indices: numba does not test an unsigned index for negative values
 _NUM_SUMS = 64
 _PER_SUM = 64  # numbers that are added in float32
-NUM_REPORT_COLUMNS = 3 + 2 * MAX_LOGPROBS
+RANGE_COLUMN = 3 + 2 * MAX_LOGPROBS
+NUM_REPORT_COLUMNS = RANGE_COLUMN + 2
 """Columns of a report: log probability (float32), rank, K, then K tokens, and from MAX_LOGPROBS later on their log
-probabilities (float32)."""
+probabilities (float32); from RANGE_COLUMN on the result of `kept_range` (float32), if it is wanted and the temperature
+is not 0."""
 
 
 @exact
@@ -175,15 +177,21 @@ def report(
         if w - firsts[s] >= integers(counts_at, 0)[s]:
             return
         token, num_top = np.int64(integers(found_at, 0)[w]), entry[Adjustment.REPORTED] - 1
-        if entry[Adjustment.IS_PROCESSED] == 0 and entry[Adjustment.IS_ON] != 0:
-            logits = vector(raw_at + 4 * w * vocab_size, vocab_size)
-        best = best_of(logits)
-        if entry[Adjustment.IS_PROCESSED] != 0 and best >= 0:
+        is_processed = entry[Adjustment.IS_PROCESSED] != 0
+        if is_processed or entry[Adjustment.HAS_RANGE] != 0:
+            best = best_of(logits)
             choice_at = scope[Column.CHOICES] + 4 * NUM_CHOICE_COLUMNS * w
             choice = vector(choice_at, NUM_CHOICE_COLUMNS)
-            temperature = choice[SamplingColumn.TEMPERATURE]
-            if temperature > _F(0.0):
+            if best >= 0 and choice[SamplingColumn.TEMPERATURE] > _F(0.0):
                 nearest, limit = kept_range(logits, best, choice, integers(choice_at, NUM_CHOICE_COLUMNS))
+                out[RANGE_COLUMN], out[RANGE_COLUMN + 1] = nearest, limit
+            if is_processed:
+                temperature = choice[SamplingColumn.TEMPERATURE]
+        if not is_processed:
+            nearest, limit = _F(0.0), _F(np.inf)
+            if entry[Adjustment.IS_ON] != 0:
+                logits = vector(raw_at + 4 * w * vocab_size, vocab_size)
+            best = best_of(logits)
     if best < 0 or not 0 <= token < vocab_size:
         out[0], whole[1], whole[2] = _F(np.nan), 0, 0
         return
