@@ -93,7 +93,13 @@ CASES = {
     "native": whole(
         "/generate",
         text=[PROMPT, "b"],
-        sampling_params={"n": 2, "max_new_tokens": 8, "temperature": 1, "sampling_seed": 5},
+        sampling_params={
+            "n": 2,
+            "max_new_tokens": 8,
+            "temperature": 1,
+            "sampling_seed": 5,
+            "custom_params": {"return_top_p_token_ids": True},
+        },
         return_logprob=True,
         logprob_start_len=0,
         return_routed_experts=True,

@@ -243,7 +243,7 @@ async def test_stop_strings_and_grammars_have_sglangs_names(server: MemoryServer
         ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens", ">= 1"),
         ({"text": "a", "sampling_params": {"max_new_tokens": MAX_LENGTH}}, "sampling_params.max_new_tokens", "400"),
         ({"text": "a", "sampling_params": {"min_new_tokens": 200}}, "sampling_params.min_new_tokens", "128"),
-        ({"text": "a", "sampling_params": {"custom_params": {"a": 1}}}, "sampling_params.custom_params", "None"),
+        ({"text": "a", "sampling_params": {"custom_params": {"a": 1}}}, "sampling_params.custom_params.a", "Unrec"),
         ({"text": "a", "sampling_params": {"stop_token_ids": [999]}}, "sampling_params.stop_token_ids", "got 999"),
         ({"text": "a", "sampling_params": {"bad_words": ["x" * 99]}}, "sampling_params.bad_words", "32 tokens"),
         ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "I refuse"),

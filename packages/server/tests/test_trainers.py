@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64decode
 from io import BytesIO
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from memory_server import MemoryServer
-from pagewood.engine.testing.echo import EXPERT_SHAPE, echo_experts, oracle_states
+from pagewood.engine.testing.echo import EXPERT_SHAPE, echo_experts, echo_logprob, oracle_states
 
 pytestmark = pytest.mark.anyio
 
@@ -35,6 +36,12 @@ def prompt_of(server: MemoryServer, text: str = TEXT) -> list[int]:
 
 def states_of(text: list[int]) -> NDArray[np.float32]:
     return oracle_states(text, window=None, adapter=0, start=0, has_states=False)
+
+
+def kept_of(prompt: list[int], output: list[int]) -> list[list[int]]:
+    """Return what the echo model keeps for each token of an output."""
+    found = [echo_logprob(token, len(prompt) + i, 0, has_kept=True).kept for i, token in enumerate(output)]
+    return [np.frombuffer(kept or b"", "<i4").tolist() for kept in found]
 
 
 def experts_of(text: list[int]) -> NDArray[np.int32]:
@@ -129,6 +136,11 @@ async def test_tokens_in_and_out(server: MemoryServer) -> None:
     [choice] = (await post(server, "/inference/v1/generate", {**body, "return_routed_experts": True}))["choices"]
     experts = np.load(BytesIO(b64decode(choice["routed_experts"])), allow_pickle=False)
     assert (experts == experts_of([*prompt, *expected[:-1]])).all()
+    for logprobs in (1, None):
+        masked = {**body, "sampling_params": {**chosen, "logprobs": logprobs}, "return_sampling_mask": True}
+        [choice] = (await post(server, "/inference/v1/generate", masked))["choices"]
+        assert choice["sampling_mask"] == kept_of(prompt, expected)
+        assert (choice["logprobs"] is None) == (logprobs is None)
     wrong = {**body, "sampling_params": {"temperature": -1}}
     assert (await post(server, "/inference/v1/generate", wrong, status=400))["error"]["param"].endswith("temperature")
     wrong = {**body, "token_ids": [10**6]}
@@ -180,6 +192,17 @@ async def test_generate_as_slime_does(server: MemoryServer) -> None:
     for wrong in ({**asked, "stream": True}, {**starts}, {**asked, "hidden_states_start_len": 1000}):
         error = (await post(server, "/generate", {**body, **wrong}, status=400))["error"]
         assert error["param"].startswith(("return_", "routed_experts_start"))
+    asked = {"sampling_params": {**chosen, "custom_params": {"return_top_p_token_ids": True}}}
+    for has_logprobs in (True, False):
+        found = (await post(server, "/generate", {**body, **asked, "return_logprob": has_logprobs}))["meta_info"]
+        ids, offsets = (np.frombuffer(b64decode(found[f"top_p_token_{name}"]), "<i4") for name in ("ids", "offsets"))
+        kept = kept_of(prompt, expected)
+        assert [ids[start:end].tolist() for start, end in pairwise(offsets)] == kept
+        assert len(offsets) == len(expected) + 1
+        assert ("output_token_logprobs" in found) == has_logprobs
+    assert "top_p_token_ids" not in meta
+    error = (await post(server, "/generate", {**body, **asked, "stream": True}, status=400))["error"]
+    assert error["param"] == "sampling_params.custom_params.return_top_p_token_ids"
     trimmed = await post(server, "/generate", {**body, "sampling_params": {**chosen, "no_stop_trim": False}})
     assert trimmed["output_ids"] == expected[:-1]
     assert trimmed["meta_info"]["completion_tokens"] == meta["completion_tokens"] == len(expected)

@@ -501,6 +501,7 @@ class MemoryServer:
             vector_size=STATE_SIZE if self._makes_vectors else 0,
             expert_shape=EXPERT_SHAPE,
             reports_states=True,
+            reports_kept=True,
             generates=self._generates,
         )
 

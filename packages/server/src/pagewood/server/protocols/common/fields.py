@@ -394,6 +394,7 @@ def sampling(
     max_tokens: int | None,
     vocab_size: int,
     logprobs: int | None = None,
+    kept_tokens: int | None = None,
     prompt_logprobs: int | None = None,
     routed_experts_from: int | None = None,
     hidden_states_from: int | None = None,
@@ -407,6 +408,7 @@ def sampling(
         max_tokens: longest answer; None: as many tokens as fit.
         vocab_size: number of token ids of the model.
         logprobs: alternatives for each output token; None: no log probabilities.
+        kept_tokens: most tokens that are reported as left by the filters; None: none are.
         prompt_logprobs: alternatives for each prompt token; None: no log probabilities.
         routed_experts_from: first position whose experts are reported; None: none are.
         hidden_states_from: first position whose hidden state is reported; None: none are.
@@ -435,6 +437,7 @@ def sampling(
         ignore_eos=bool(fields.ignore_eos),
         logprobs=logprobs,
         logprobs_kind=fields.logprobs_kind or "raw",
+        kept_tokens=kept_tokens,
         prompt_logprobs=prompt_logprobs,
         routed_experts_from=routed_experts_from,
         hidden_states_from=hidden_states_from,

@@ -257,6 +257,12 @@ class Choice:
             owner.tokens += self.tokens[self._num_noted :]
             self._num_noted = len(self.tokens)
 
+    @property
+    def kept(self) -> list[bytes] | None:
+        """What the filters have left for each of its tokens (see `TokenLogprob.kept`); None: not all of it is known."""
+        found = [entry.kept for entry in self.tokens if entry.kept is not None]
+        return found if len(found) == len(self.tokens) else None
+
     def _joined(self, kind: str) -> str:
         return "".join([text for section in self.sections if section.kind == kind for text in section.texts])
 

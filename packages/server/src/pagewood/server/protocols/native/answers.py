@@ -84,6 +84,10 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Base64 of int32, little-endian, `[positions, layers, experts of a token]`; 0 in layers without experts."""
     routed_experts_start_len: int | msgspec.UnsetType = msgspec.UNSET
     """The first of these positions."""
+    top_p_token_ids: str | msgspec.UnsetType = msgspec.UNSET
+    """Base64 of int32, little-endian: what the filters have left for each token of the answer, one after the other."""
+    top_p_token_offsets: str | msgspec.UnsetType = msgspec.UNSET
+    """The same of where each begins among them, then their number."""
     hidden_states: list[Any] | msgspec.UnsetType = msgspec.UNSET
     """A list of the vectors of the positions of the prompt, then one vector for each further position."""
     timings: Timings | msgspec.UnsetType = msgspec.UNSET

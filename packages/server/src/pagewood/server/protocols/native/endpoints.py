@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from pagewood.engine.api import Flush, RequestOptions
+from pagewood.engine.api import MAX_KEPT_TOKENS, Flush, RequestOptions
 from pagewood.server.http.errors import ApiError
 from pagewood.server.http.exchange import exchange_of
 from pagewood.server.http.operations import Operation
@@ -390,6 +390,7 @@ class NativeEndpoints:
             prompt_start=None if extent.prompt_logprobs is None else start,
             shows_pieces=bool(said.return_text_in_logprobs),
             received_s=arrived_s if said.return_timings or said.explain else None,
+            has_kept=chosen.has_kept,
             explains=bool(said.explain),
         )
         generation = Generation(
@@ -400,7 +401,8 @@ class NativeEndpoints:
                     service.defaults,
                     max_tokens=extent.max_tokens,
                     vocab_size=model.vocab_size,
-                    logprobs=extent.logprobs,
+                    logprobs=extent.logprobs or 0 if chosen.has_kept else extent.logprobs,
+                    kept_tokens=MAX_KEPT_TOKENS if chosen.has_kept else None,
                     prompt_logprobs=extent.prompt_logprobs,
                     routed_experts_from=said.routed_experts_start_len or 0 if said.return_routed_experts else None,
                     hidden_states_from=said.hidden_states_start_len or 0 if said.return_hidden_states else None,

@@ -52,8 +52,10 @@ SAMPLING_NAMES: Mapping[str, str] = {
 """Fields of `SamplingFields` -> their names here."""
 
 
+_KEPT = "sampling_params.custom_params.return_top_p_token_ids"
 PARAM_NAMES: Mapping[str, str] = {
     **{name: f"sampling_params.{SAMPLING_NAMES.get(name, name)}" for name in SamplingFields.model_fields},
+    "kept_tokens": _KEPT,
     "routed_experts_from": "return_routed_experts",
     "hidden_states_from": "return_hidden_states",
 }
@@ -101,6 +103,12 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class CustomParams(_Strict):
+    """What slime asks for in the place where SGLang has parameters of its users."""
+
+    return_top_p_token_ids: bool | None = None
+
+
 class NativeSampling(SamplingFields):
     """`sampling_params`."""
 
@@ -118,8 +126,12 @@ class NativeSampling(SamplingFields):
     spaces_between_special_tokens: bool | None = None
     """Accepted for compatibility: there are no such spaces."""
 
-    # SGLang's, not supported: only the neutral value is accepted.
-    custom_params: None = None
+    custom_params: CustomParams | None = None
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether answers have what the filters have left for each of their tokens."""
+        return self.custom_params is not None and bool(self.custom_params.return_top_p_token_ids)
 
 
 class Conversation(_Strict):
@@ -245,6 +257,9 @@ def parse_generate(body: bytes) -> GenerateRequest:
                     param=name,
                     code="invalid_value",
                 )
+    if found.stream and found.sampling_params is not None and found.sampling_params.has_kept:
+        message = f"The '{_KEPT}' parameter is not available when 'stream' is enabled."
+        raise ApiError(message, param=_KEPT, code="invalid_value")
     for wish, start in (
         ("return_routed_experts", "routed_experts_start_len"), ("return_hidden_states", "hidden_states_start_len"),
     ):  # fmt: skip

@@ -46,6 +46,8 @@ class NativeFormat:
     """Whether tokens with log probabilities have their text."""
     received_s: float | None = None
     """When the request came, on the clock of `time.monotonic`; None: answers have no times."""
+    has_kept: bool = False
+    """Whether answers have what the filters have left for each of their tokens."""
     explains: bool = False
     """Whether answers report the cached part of their prompt, and the time of their admission."""
     unix_offset_s: float = field(default_factory=lambda: time.time() - time.monotonic())
@@ -159,9 +161,16 @@ class NativeFormat:
         return msgspec.structs.replace(found, timings=shown)
 
     def _with_rows(self, meta: MetaInfo, choice: Choice) -> MetaInfo:
-        """Return the data of a whole answer, explained, with the experts and states of its positions."""
+        """Return the data of a whole answer, explained, with what was computed at its positions."""
         meta, num_prompt = self.explained(meta, choice.explanation), meta.prompt_tokens
         experts, states = Rows.joined(choice.experts), Rows.joined(choice.states)
+        if self.has_kept and (kept := choice.kept) is not None:
+            offsets = np.cumsum([0, *map(len, kept)], dtype="<i4") // 4
+            meta = msgspec.structs.replace(
+                meta,
+                top_p_token_ids=b64encode(b"".join(kept)).decode(),
+                top_p_token_offsets=b64encode(offsets.tobytes()).decode(),
+            )
         if experts is not None:
             first = num_prompt + meta.completion_tokens - 1 - experts.shape[0]
             encoded = b64encode(experts.data).decode()

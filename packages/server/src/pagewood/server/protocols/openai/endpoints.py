@@ -161,7 +161,8 @@ class OpenAIEndpoints:
                     service.defaults,
                     max_tokens=extent.max_tokens,
                     vocab_size=model.vocab_size,
-                    logprobs=extent.logprobs,
+                    logprobs=extent.logprobs or 0 if said.return_sampling_mask else extent.logprobs,
+                    kept_tokens=tokens.MAX_MASK_TOKENS if said.return_sampling_mask else None,
                     prompt_logprobs=extent.prompt_logprobs,
                     routed_experts_from=0 if said.return_routed_experts else None,
                     grammar=None if structured is None else structured.grammar,
@@ -180,6 +181,7 @@ class OpenAIEndpoints:
             grammar_param=None if structured is None else f"sampling_params.{structured.param}",
             param_names={
                 **{name: f"sampling_params.{name}" for name in tokens.TokenSampling.model_fields},
+                "kept_tokens": "return_sampling_mask",
                 "routed_experts_from": "return_routed_experts",
             },
             num_answers=extent.num_answers,

@@ -16,11 +16,14 @@ from pagewood.engine.api import MAX_LOGPROBS, Rows
 from pagewood.server.http.field_limits import MAX_ID_LENGTH, Salt
 from pagewood.server.http.validation import WHOLE, parse
 from pagewood.server.messages import wire
+from pagewood.server.messages.token_ids import ids_of
 from pagewood.server.protocols.common.fields import INT32_MAX, Extent, SamplingFields, TokenId
 from pagewood.server.protocols.common.formats import EVENTS, Choice, EventStream, Usage
 from pagewood.server.protocols.common.logprobs import PromptLogprobs, number_of, prompt_logprobs
 
 DEFAULT_MAX_TOKENS = 16
+MAX_MASK_TOKENS = 1 << 20
+"""Most ids of a `sampling_mask`, which are JSON."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream": (None, False),
     "stream_options": (None,),
@@ -62,6 +65,8 @@ class TokensRequest(BaseModel):
     cache_salt: Salt | None = None
     return_routed_experts: bool | None = None
     """Whether choices have the experts of all tokens but the last; vLLM decides that when it starts."""
+    return_sampling_mask: bool | None = None
+    """Whether choices have, for each token, those that the filters have left."""
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
 
 
@@ -123,6 +128,8 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: _Logprobs | None
     weight_versions: list[_Span]
     """Which weights have computed which of its tokens."""
+    sampling_mask: list[list[int]] | None = None
+    """For each token, those that the filters have left, ascending; null: they are not asked for, or too many."""
     routed_experts: str | None = None
     """Base64 of a file of numpy (.npy): int32 `[tokens - 1, layers, experts of a token]`, prompt included."""
 
@@ -173,6 +180,7 @@ class TokensFormat:
             token_ids=choice.ids,
             logprobs=None if num_top is None else _Logprobs([_with_top(entry, num_top) for entry in choice.tokens]),
             weight_versions=[_Span(*span) for span in choice.tally.weight_versions],
+            sampling_mask=[ids_of(kept) for kept in choice.kept or ()] or None,
             routed_experts=_file_of(Rows.joined(choice.experts)),
         )
 
