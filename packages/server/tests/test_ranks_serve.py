@@ -66,7 +66,7 @@ def test_the_command_records_all_ranks_in_one_file(server: Server, tmp_path: Pat
     processes = {one["args"]["name"]: one["pid"] for one in events if one["name"] == "process_name"}
     spans = {name: {one["name"] for one in events if one["pid"] == pid} for name, pid in processes.items()}
     assert set(spans) == {"pagewood, rank 0", "pagewood, rank 1"}
-    assert all({"step", "sum_ranks"} <= names for names in spans.values())
+    assert all({"step", "gather_ranks"} <= names for names in spans.values())
     assert {"plan", "launch"} <= spans["pagewood, rank 0"] - spans["pagewood, rank 1"]
     own, other = (
         [(one["ts"], one["ts"] + one["dur"]) for one in events if (one["name"], one["pid"]) == ("step", pid)]
