@@ -107,7 +107,8 @@ def test_events_name_adapters_and_the_names_of_their_pages_are_known_before(fold
         version = None if name is None else bench.engine.adapter_versions()[name]
         key = CacheKey.of(None, adapter=name, adapter_version=version)
         names[name] = [router_hash(one) for one in block_hashes(np.array(PROMPTS[1], np.int32), 4, key)]
-        stored = [event for event in events.read() if event["type"] == "BlockStored"]
+        read: list[Any] = events.read()
+        stored = [event for event in read if event["type"] == "BlockStored"]
         assert {event["lora_name"] for event in stored} == {name}
         assert {one for event in stored for one in event["block_hashes"]} >= {*names[name]}
     assert len({one for each in names.values() for one in each}) == 3 * len(names[None])

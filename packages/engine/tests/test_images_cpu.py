@@ -199,7 +199,8 @@ def test_a_router_knows_pages_with_images_by_the_names_of_events(model: Pictured
         return [router_hash(name) for name in block_hashes(ids, 4, CacheKey.of("routed"))]
 
     driven.answer(*one, namespace="routed")
-    told = {name for event in events.read() for name in event.get("block_hashes", ())}
+    read: list[Any] = events.read()
+    told = {name for event in read for name in event.get("block_hashes", ())}
     assert told.issuperset(names(*one))
     assert told.isdisjoint(names(*other)[1:])
     with pytest.raises(ValueError, match="prompt must have"):
