@@ -24,7 +24,7 @@ KINDS: dict[str, SamplingParams] = {
     "greedy": replace(DRAWN, temperature=0.0),
     "drawn": DRAWN,
     "penalties": replace(DRAWN, frequency_penalty=2.0, presence_penalty=1.0, repetition_penalty=1.5, temperature=0.3),
-    "min_tokens": replace(DRAWN, ignore_eos=False, min_tokens=20, max_tokens=None),
+    "min_tokens": replace(DRAWN, seed=1, ignore_eos=False, min_tokens=20, max_tokens=None),
     "bad_words": replace(DRAWN, bad_words=((101, 108), (32, 116)), temperature=0.0),
     "logprobs": replace(DRAWN, logprobs=2, logprobs_kind="processed"),
     "grammar": replace(DRAWN, grammar=Grammar.regex('"[a-z]{10,20}", [0-9]{6}'), max_tokens=60),
