@@ -200,7 +200,7 @@ def serve(rng: random.Random, kind: str, architecture: str, num_stages: int, *, 
             ("eagle", "qwen2", range(12), 2, 1), ("mtp", "mimo", range(12), 2, 1), ("mtp", "glm4-moe", range(12), 2, 1),
             ("cyclic", "llama", range(3, 40), 2, 1),
             ("suffix", "llama", range(12), 2, 2), ("eagle", "qwen2", range(12), 2, 2),
-            ("mtp", "mimo", range(12), 2, 2), ("cyclic", "llama", range(40, 50), 2, 2),
+            ("mtp", "mimo", range(12), 2, 2), ("cyclic", "llama", range(40, 75), 2, 2),
         )
     ],
 )  # fmt: skip
@@ -212,7 +212,7 @@ def test_answers_are_those_of_plain_decoding(
     ranks_are_threads(monkeypatch)
     reports = [serve(random.Random(seed), kind, architecture, num_stages, num_nodes=num_nodes) for seed in seeds]
     assert sum(report.num_preempted for report in reports) > 0
-    assert sum(report.num_cached_tokens for report in reports) > 20
+    assert sum(report.num_cached_tokens for report in reports) > 50
     assert sum(report.counts.num_accepted for report in reports) > 3
 
 

@@ -83,8 +83,8 @@ NOISES = [0.5, 2.0]
     ],
 )
 def test_tokens_follow_the_target(params: SamplingParams, noise: float) -> None:
-    """50,000 chains of each kind: every place of the chain, given the tokens before it."""
-    num, size = 50_000, 8
+    """200,000 chains of each kind: every place of the chain, given the tokens before it."""
+    num, size = 200_000, 8
     rng = np.random.default_rng(4)
     target = rng.standard_normal((3, size, size)).astype(np.float32)
     draft = (target[:2] + rng.standard_normal((2, size, size)) * noise).astype(np.float32)

@@ -83,7 +83,7 @@ def test_answers_around_aborts() -> None:
 
 
 def test_answers_have_experts(tmp_path: Path) -> None:
-    """Of all tokens but the last, and none comes from the cache."""
+    """All tokens but the last have experts, and no position comes from the cache."""
     build(CASES["qwen3-moe"], tmp_path)
     (tmp_path / "tokenizer.json").write_bytes((model_folder(None) / "tokenizer.json").read_bytes())
 

@@ -292,7 +292,7 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: 
 
 
 def test_real_models_have_kernels(tmp_path: Path) -> None:
-    """Of all kinds: their attention has sizes that FlashInfer has, also batch-invariantly."""
+    """FlashInfer has the sizes of their attention, with `batch_invariant` too."""
     found: list[str] = []
     for real in REAL.values():
         (tmp_path / "config.json").write_text(json.dumps(real.values))

@@ -85,7 +85,7 @@ class _Known:
     versions: list[str] = field(default_factory=list[str])  # written by: weight_bench
     tokens: list[int] = field(default_factory=list[int])  # contents written by: weight_bench
     parts: list[tuple[Rows | None, ...]] = field(default_factory=list[tuple[Rows | None, ...]])
-    """Of its experts, and of its hidden states."""  # contents written by: weight_bench
+    """The experts and the hidden states of each of its deltas."""  # contents written by: weight_bench
     end: Delta | None = None  # written by: weight_bench
 
     @property

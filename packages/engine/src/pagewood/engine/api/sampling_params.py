@@ -117,8 +117,8 @@ class SamplingParams:
     kept_tokens: int | None = None
     """Most tokens, for the whole output, that are reported as left by the filters; at most 16,777,216 (64 MiB). With
     each output token all those are reported from which it was drawn, after penalties, biases, grammar and processors
-    too; if greedy, only itself. The first output token with which there would be more than that many is reported
-    without them, and so are all behind it. It needs `logprobs`. None: nothing is reported."""
+    too; if greedy, only itself. The output token whose tokens would exceed this number is reported without any, and so
+    are all later ones. It needs `logprobs`. None: nothing is reported."""
     prompt_logprobs: int | None = None
     """Like `logprobs`, for each prompt token from `prompt_logprobs_start` on, always raw. The prompt is then computed
     from the token before that one on, also where it is cached."""
@@ -128,8 +128,8 @@ class SamplingParams:
     routed_experts_from: int | None = None
     """First position of prompt and output at which the experts are reported that routers choose for the token; -1: the
     last one of the prompt, None: nothing is reported. It is at most the length of the prompt, and the values of all
-    positions from there on have at most 64 MiB. The token drawn last is
-    not computed, so it has none. The prompt is computed from there on, also where it is cached."""
+    positions from there on have at most 64 MiB. The token drawn last is not computed, so it has none. The prompt is
+    computed from there on, also where it is cached."""
     hidden_states_from: int | None = None
     """The same for the hidden states behind the last norm, of which the logits of the next token are made; from -1 on,
     they are those from which the output was drawn."""

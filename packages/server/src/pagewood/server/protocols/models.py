@@ -50,7 +50,7 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None
     """Longest prompt plus output, in tokens; null: the engine has not started yet."""
     architecture: Architecture | msgspec.UnsetType = msgspec.UNSET
-    """Of a model that has been loaded."""
+    """Absent until the model has been loaded once."""
     status: ModelState | msgspec.UnsetType = msgspec.UNSET
     """Of a server with several models: what this one is doing."""
 

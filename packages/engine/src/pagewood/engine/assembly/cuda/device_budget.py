@@ -27,7 +27,7 @@ class Budget:
     graph_bytes: int
     page_bytes: int
     state_bytes: int = 0
-    """Of the states of recurrent layers."""
+    """Memory that the states of recurrent layers take."""
 
     @property
     def left_bytes(self) -> int:

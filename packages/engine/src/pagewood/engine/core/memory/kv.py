@@ -242,7 +242,7 @@ class KVSpace:
         return self.groups.alloc_for_hit(n)
 
     def take_state(self) -> int | None:
-        """Return a place for the state at the end of a prefix, which the caller owns then, or None if none is free."""
+        """Return a free place for the state at the end of a prefix, or None. The caller then owns the place."""
         return None if self.states is None or self.snapshots is None else self.states.lend(self.snapshots)
 
     def note_recalled(self) -> None:
