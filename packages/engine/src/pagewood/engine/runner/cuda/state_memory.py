@@ -45,7 +45,7 @@ class CUDAStates:
             offsets=torch.arange(largest + 1, **options),
             longest=1,
         )
-        """What graphs read of a step, whose grants have one token each."""  # contents written by: clear_graph, fill_graph
+        """What graphs read of a step with one token a grant."""  # contents written by: clear_graph, fill_graph
 
     def of_step(self, host: StepArrays[Tensor], step: StepArrays[Tensor]) -> CUDARecurrence:
         """Return what recurrent layers do in a step, whose arrays are in pinned memory and on the device."""
