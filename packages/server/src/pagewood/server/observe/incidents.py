@@ -25,7 +25,7 @@ class Incidents:
     """Incidents found by the watchdog, by kind: device, loop, admission, silent."""
     num_kills: int = 0  # written by: Watchdog
     """Processes that the watchdog killed."""
-    refused: Counter[str] = field(default_factory=Counter[str])  # written by: live, models.pool
+    refused: Counter[str] = field(default_factory=Counter[str])  # written by: door, models.pool
     """Requests that were refused because of load, by reason: full, late."""
     num_slow_readers: int = 0  # written by: live
     """Requests that ended because their client read too slowly."""

@@ -8,12 +8,11 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
 
-from pagewood.engine.api import Abort, PauseRequest, ResumeRequest, SetPriority
 from pagewood.engine.seeds import arrival_seed
 from pagewood.server.http.current import current_exchange
 from pagewood.server.http.errors import (
@@ -21,9 +20,6 @@ from pagewood.server.http.errors import (
     aborted,
     deadline_exceeded,
     deadly,
-    overloaded,
-    too_late,
-    too_many_at_once,
     too_slow_reader,
     unavailable,
 )
@@ -32,15 +28,14 @@ from pagewood.server.messages import wire
 from pagewood.server.messages.links import Sender
 from pagewood.server.observe.incidents import Incidents
 from pagewood.server.observe.logs import request_fields
-from pagewood.server.requests.forecast import Forecast, retry_after
+from pagewood.server.requests.door import Door
+from pagewood.server.requests.forecast import Forecast
 from pagewood.server.requests.held import Held
 from pagewood.server.requests.live_group import HoldMode, LiveGroup
 from pagewood.server.requests.live_request import HELD, SETTLED_ANSWERS, LiveRequest, messages_again
-from pagewood.server.requests.loads import TokenizerLoads
+from pagewood.server.requests.outgoing import Outgoing
+from pagewood.server.requests.prompts import frames_of, is_computed, paused, priority_of, stamped
 from pagewood.server.requests.resting_jobs import RestingJobs
-
-KEPT_SHARE = 16
-"""One of this many places is kept for tenants that hold few."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,37 +68,15 @@ class Placing(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ending:
-    """A cancelled request whose end the engine has not confirmed yet."""
-
-    tokenizer: int
-    """Index of the tokenizer that got the cancellation."""
-    tenant: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mark:
-    """The state at the first message of a new tokenizer process; when that is answered, all before it is done."""
-
-    tokenizer: int
-    cancelled: Sequence[str]
-    """Requests whose cancellation was sent before it. If the engine has not ended them now, it never got them."""
-
-
 class LiveRequests:
     """Every request from its arrival until the engine has ended it.
 
-    Invariant: a client gets exactly one end of each request, whichever process dies. A request keeps to one tokenizer;
-    cancellations and priorities take the same way, so none overtakes its request.
+    Invariant: a client gets exactly one end of each request, whichever process dies.
 
     A death ends no request: it is sent again with the seed and the tokens that it has had (`live_request`), and goes on
     behind them. Its reader notices a pause. Deadlines go on meanwhile. A request that was paused stays so. One that has
     not got on after `max_retries` deaths more ends with an error (`held` says which are suspected). Commands change the
     engine and are not repeated.
-
-    No tenant can take all places: of the last ones (`KEPT_SHARE`), a tenant gets those with which it holds no more than
-    it leaves.
 
     Args:
         tokenizers: a sender to each tokenizer.
@@ -119,19 +92,8 @@ class LiveRequests:
     """
 
     __slots__ = (
-        *("_ending", "_forecast", "_growing", "_held", "_incidents", "_is_away", "_is_closed", "_is_draining"),
-        *(
-            "_jobs",
-            "_limit",
-            "_live",
-            "_loads",
-            "_marks",
-            "_max_first_answer_s",
-            "_max_retries",
-            "_num_seeds",
-            "_placing",
-        ),
-        *("_seed", "_tokenizers", "_watch"),
+        *("_door", "_forecast", "_growing", "_held", "_incidents", "_is_away", "_jobs", "_live", "_max_retries"),
+        *("_num_seeds", "_out", "_placing", "_seed", "_watch"),
     )
 
     def __init__(
@@ -148,29 +110,23 @@ class LiveRequests:
         placing: Placing | None = None,
         num_jobs_beside: int = 0,
     ) -> None:
-        self._placing = placing
-        self._jobs = RestingJobs(self._set_hold, num_beside=num_jobs_beside)
-        if not tokenizers:
-            raise ValueError("tokenizers must hold at least one sender, got 0")
-        self._max_retries = max_retries
-        self._max_first_answer_s = max_first_answer_s
         self._incidents = Incidents() if incidents is None else incidents
         self._forecast = Forecast() if forecast is None else forecast
+        self._door = Door(
+            limit=limit, max_first_answer_s=max_first_answer_s, incidents=self._incidents, forecast=self._forecast
+        )
+        self._out = Outgoing(tokenizers, self._forecast)
+        self._jobs = RestingJobs(self._set_hold, num_beside=num_jobs_beside)
+        self._watch = watch
+        self._placing = placing
+        self._max_retries = max_retries
         self._seed = seed
         self._num_seeds = 0  # written by: _kept. Seeds that were made
+        self._live: dict[str, LiveRequest] = {}  # written by: _send, _rename, _remove
         self._held = Held()
         self._is_away = False  # written by: lost, resume. Whether requests wait until the server is ready again
-        self._is_closed = False  # written by: close_door
-        self._is_draining = False  # written by: set_draining
-        self._tokenizers = tokenizers
-        self._limit = limit
-        self._watch = watch
-        self._live: dict[str, LiveRequest] = {}  # written by: _send, _rename, _remove
-        self._ending: dict[str, _Ending] = {}  # written by: _answer, _passed, _cancel, lost, fail, fail_all
-        self._marks: dict[str, _Mark] = {}  # written by: tokenizer_lost, _mark, _answer, lost, fail, fail_all. By id
         self._growing: set[LiveGroup] = set()
         """Open groups that may get further requests; their room is kept free."""  # written by: submit, close
-        self._loads = TokenizerLoads(len(tokenizers))
 
     @property
     def num_live(self) -> int:
@@ -180,7 +136,7 @@ class LiveRequests:
     @property
     def num_ending(self) -> int:
         """Requests that no client waits for, and whose end the engine has not confirmed yet."""
-        return len(self._ending)
+        return self._out.num_ending
 
     @property
     def num_held(self) -> int:
@@ -195,12 +151,12 @@ class LiveRequests:
     @property
     def is_interrupted(self) -> bool:
         """Whether `resume` must be called when the server is ready."""
-        return self._is_away or len(self._marks) < len(self._loads.away)
+        return self._is_away or self._out.lacks_marks
 
     @property
     def is_closed(self) -> bool:
         """Whether the server takes no further requests, because it stops."""
-        return self._is_closed
+        return self._door.is_closed
 
     @property
     def incidents(self) -> Incidents:
@@ -210,15 +166,15 @@ class LiveRequests:
     @property
     def is_draining(self) -> bool:
         """Whether the server takes no further requests for the time being."""
-        return self._is_draining
+        return self._door.is_draining
 
     def set_draining(self, is_draining: bool) -> None:
         """Take no further requests, or take them again."""
-        self._is_draining = is_draining
+        self._door.is_draining = is_draining
 
     def close_door(self) -> None:
         """Refuse all further requests: the server stops."""
-        self._is_closed = True
+        self._door.is_closed = True
 
     def submit(
         self,
@@ -249,29 +205,21 @@ class LiveRequests:
             ApiError: the server holds too many requests, or could never hold this many, or would answer too late, or
                 stops, the key allows no more or no such priority, or a prompt cannot be a message; no prompt was sent.
         """
-        if self._is_closed:
-            raise unavailable("The server is shutting down.", code="shutting_down")
-        is_work = not is_probe and any(isinstance(prompt, wire.Generate | wire.Encode) for prompt in prompts)
-        if self._is_draining and is_work:
-            raise unavailable("The server is draining: it takes no new requests.", code="draining")
+        computed = [prompt for prompt in prompts if is_computed(prompt)]
+        self._door.check_open(is_computed=bool(computed) and not is_probe)
         caller = Caller(is_admin=True) if is_probe else current_caller()
-        may_repeat = self._may_repeat(prompts) and not is_probe
+        may_repeat = self.has_repeats and len(computed) == len(prompts) and not is_probe
         rests = caller.is_job and self._jobs.must_rest
-        prompts = _stamped(caller, _paused(prompts) if rests else prompts)
+        prompts = stamped(caller, paused(prompts) if rests else prompts)
         if may_repeat:
             prompts = [self._kept(prompt) for prompt in prompts]
         num_requests = max(room, sum(len(wire.ids_of(prompt)) for prompt in prompts))
-        most = self._limit - self._num_kept(caller)
-        if num_requests > most:
-            is_several = num_requests > len(prompts)
-            param, what = ("n", "answers") if is_several else (prompt_param, "prompts")
-            raise too_many_at_once(num_requests, most, param=param, what=what)
+        self._door.check_number(caller, num_requests, num_prompts=len(prompts), prompt_param=prompt_param)
         if not is_probe:
-            self._check_places(caller, num_requests)
-        frames = _frames(prompts)
-        num_bytes = sum(map(len, frames))
-        if self._max_first_answer_s is not None and not is_probe:
-            self._check_delay(num_bytes, max((_priority(prompt) for prompt in prompts), default=0))
+            self._door.check_places(caller, num_requests, self._num_places)
+        frames = frames_of(prompts)
+        if self._live and not is_probe:
+            self._door.check_delay(num_bytes=sum(map(len, frames)), priority=max(map(priority_of, prompts), default=0))
         exchange = current_exchange.get()
         group = LiveGroup(
             prompt_param=prompt_param,
@@ -284,7 +232,7 @@ class LiveRequests:
             engine_ids=[] if exchange is None else exchange.engine_ids,
             hold="in_place" if rests else None,
         )
-        if caller.quota is not None and any(isinstance(prompt, wire.Generate | wire.Encode) for prompt in prompts):
+        if caller.quota is not None and computed:
             caller.quota.admit(takes_place=not caller.is_job)
             group.quota = None if caller.is_job else caller.quota
         if not is_probe and any(isinstance(prompt, wire.Generate) for prompt in prompts):
@@ -304,8 +252,8 @@ class LiveRequests:
         assert sum(len(wire.ids_of(prompt)) for prompt in prompts) <= group.room
         if group.priority is not None:
             prompts = [prompt.with_options(priority=group.priority) for prompt in prompts]
-        stamped = _stamped(group.caller, _paused(prompts) if group.is_paused else prompts)
-        self._send(group, stamped, _frames(stamped))
+        messages = stamped(group.caller, paused(prompts) if group.is_paused else prompts)
+        self._send(group, messages, frames_of(messages))
 
     def close(self, group: LiveGroup) -> None:
         """Cancel the open requests of a group, whose client has all answers or has left."""
@@ -340,9 +288,7 @@ class LiveRequests:
             if _is_named(request.group, name, caller)
         ]
         for request_id, request in named:
-            if request.tokenizer != HELD:
-                message = SetPriority(request_id=request_id, priority=priority)
-                self._tokenizers[request.tokenizer].send(wire.encode(message))
+            self._out.prioritize(request_id, request.tokenizer, priority)
         growing = [group for group in self._growing if _is_named(group, name, caller)]
         for group in {*growing, *(request.group for _, request in named)}:
             group.priority = priority
@@ -363,13 +309,13 @@ class LiveRequests:
         """Pause all requests of a group, or go on with them."""
         group.hold = mode
         for request_id in tuple(group.open_ids):
-            self._send_hold(request_id, self._live[request_id].tokenizer, mode)
+            self._out.hold(request_id, self._live[request_id].tokenizer, mode)
             if mode != "resume" and self._held.excuse(request_id):  # it is in no step
                 self._send_held()
 
     def watch(self, message: wire.Watch) -> None:
         """Send the engine a message that has no answer; it takes the way of the requests."""
-        self._tokenizers[self._loads.lightest].send(wire.encode(message))
+        self._out.watch(message)
 
     def names(self, request_id: str) -> frozenset[str]:
         """Return the names by which a client may refer to the HTTP request of a request; none if it has ended."""
@@ -398,7 +344,7 @@ class LiveRequests:
         for group in named:
             if group.shows_partial and all(self._live[one].answered for one in group.open_ids):
                 for one in group.open_ids:  # its answer says what there is of it
-                    self._send_cancel(one, self._live[one].tokenizer)
+                    self._out.cancel(one, self._live[one].tokenizer)
             else:
                 self._end(group, aborted())
         return len(named)
@@ -419,22 +365,17 @@ class LiveRequests:
     def tokenizer_lost(self, tokenizer: int) -> None:
         """Send the messages of a dead tokenizer again: requests if they may be repeated, cancellations always.
 
-        Requests that cannot be sent again fail. Those that were cancelled keep their places until the engine has
-        confirmed their end, or has answered a message behind the cancellations: then it never got them.
+        Requests that cannot be sent again fail.
         """
-        self._loads.lost(tokenizer)
-        cancelled = [request_id for request_id, ending in self._ending.items() if ending.tokenizer == tokenizer]
+        self._out.lost(tokenizer)
         lost = [one for one in self._live.items() if one[1].tokenizer == tokenizer and not one[1].answered]
         self._hold_all(lost, unavailable("The tokenizer of this request died.", code="tokenizer_lost"))
         if not self._is_away:
             self._send_held()
-        for request_id in cancelled:
-            self._send_cancel(request_id, tokenizer)
         for request_id, request in self._live.items():
             if request.tokenizer == tokenizer and request.group.hold is not None:  # it may be lost
-                self._send_hold(request_id, tokenizer, request.group.hold)
-        self._marks = {name: mark for name, mark in self._marks.items() if mark.tokenizer != tokenizer}
-        self._mark(tokenizer, cancelled)
+                self._out.hold(request_id, tokenizer, request.group.hold)
+        self._out.restarted(tokenizer)
 
     def lost(self, error: ApiError, *, is_planned: bool = False) -> None:
         """The engine or the detokenizer died, so no later answer to a request can be trusted.
@@ -451,7 +392,7 @@ class LiveRequests:
         for group in self._growing:  # between two steps it has no request that could fail
             if not group.may_repeat:
                 group.queue.fail(error)
-        self._forget_sent()
+        self._out.forget_all()
 
     def move(self, request_ids: Iterable[str], error: ApiError, *, is_planned: bool) -> None:
         """Send requests again that a replica held; while the server is not ready, they wait for `resume`.
@@ -479,8 +420,7 @@ class LiveRequests:
     def resume(self) -> None:
         """Send the requests that are held: the server is ready again."""
         self._is_away = False
-        for tokenizer in self._loads.away - {mark.tokenizer for mark in self._marks.values()}:
-            self._mark(tokenizer, ())  # the answer to the last one may be lost
+        self._out.mark_all()
         self._send_held()
 
     def fail_all(self, error: ApiError) -> None:
@@ -489,63 +429,21 @@ class LiveRequests:
             self._fail(request_id, error)
         for group in self._growing:
             group.queue.fail(error)
-        self._forget_sent()
-
-    def _forget_sent(self) -> None:
-        """Note that nothing that was sent before this moment is answered."""
-        self._ending.clear()
-        self._marks.clear()
-        for tokenizer in range(len(self._tokenizers)):
-            self._loads.clear(tokenizer)
+        self._out.forget_all()
 
     def fail(self, answers: wire.Answers, error: ApiError) -> None:
         """Fail the requests of a message that could not be passed on."""
         for answer in answers.answers:
-            self._loads.remove(answer.request_id)
-            self._marks.pop(answer.request_id, None)
-            if answer.ended:
-                self._ending.pop(answer.request_id, None)
+            self._out.failed(answer)
             if answer.request_id in self._live:
                 self._fail(answer.request_id, error)
 
-    def _num_kept(self, caller: Caller) -> int:
-        """Return how many places are kept from a tenant, for others that hold few; there are none without tenants."""
-        return self._limit // KEPT_SHARE if caller.tenant else 0
-
-    def _check_places(self, caller: Caller, num_requests: int) -> None:
-        """Refuse requests for which there is no place. In the kept places, a tenant holds at most as many as it leaves.
-
-        Raises:
-            ApiError: no place is free for them.
-        """
+    def _num_places(self, tenant: str | None = None) -> int:
+        """Return how many places are taken, or reserved for groups that grow: by a tenant, or by all."""
+        holders = [one.group.caller.tenant for one in self._live.values()] + self._out.tenants_ending
         reserved = [(group.caller.tenant, group.room - len(group.open_ids)) for group in self._growing]
-        num_held = len(self._live) + len(self._ending) + sum(number for _, number in reserved)
-        num_left, num_kept = self._limit - num_held - num_requests, self._num_kept(caller)
-        if num_left >= num_kept:
-            return
-        if num_left > 0:
-            holders = [one.group.caller.tenant for one in self._live.values()]
-            holders += [one.tenant for one in self._ending.values()]
-            num_own = holders.count(caller.tenant)
-            num_own += sum(number for tenant, number in reserved if tenant == caller.tenant)
-            if num_own + num_requests <= num_left:
-                return
-        self._incidents.refused["full"] += 1
-        raise overloaded(self._limit - num_kept, retry_after_s=self._forecast.retry_after_s(num_kept - num_left))
-
-    def _check_delay(self, num_bytes: int, priority: int) -> None:
-        """Refuse a request that would get its first answer too late.
-
-        Raises:
-            ApiError: it would, by what was measured.
-        """
-        assert self._max_first_answer_s is not None
-        wait_s = self._forecast.first_answer_s(num_bytes=num_bytes, priority=priority)
-        if wait_s is not None and wait_s > self._max_first_answer_s and self._live:
-            self._incidents.refused["late"] += 1
-            raise too_late(
-                wait_s, self._max_first_answer_s, retry_after_s=retry_after(wait_s - self._max_first_answer_s)
-            )
+        num_reserved = sum(number for holder, number in reserved if tenant is None or holder == tenant)
+        return (len(holders) if tenant is None else holders.count(tenant)) + num_reserved
 
     def _send(self, group: LiveGroup, prompts: Sequence[wire.NewRequest], frames: Sequence[bytes]) -> None:
         index = 0
@@ -553,7 +451,7 @@ class LiveRequests:
             if self._watch is not None:
                 self._watch.submitted(prompt)
             is_held = self._is_away and group.may_repeat
-            tokenizer = HELD if is_held else self._dispatch(prompt, frame)
+            tokenizer = HELD if is_held else self._out.send(prompt, frame)
             for place, request_id in enumerate(wire.ids_of(prompt)):
                 self._live[request_id] = LiveRequest(
                     group=group,
@@ -566,17 +464,6 @@ class LiveRequests:
                 group.open_ids.add(request_id)
                 if is_held:
                     self._held.hold(request_id)
-
-    def _dispatch(self, prompt: wire.NewRequest, frame: bytes) -> int:
-        """Send a message to the tokenizer with the least to do, and return its index."""
-        tokenizer = self._loads.add(prompt.request_id, len(frame))
-        self._forecast.sent(prompt.request_id, num_bytes=len(frame), priority=_priority(prompt))
-        self._tokenizers[tokenizer].send(frame)
-        return tokenizer
-
-    def _may_repeat(self, prompts: Sequence[wire.NewRequest]) -> bool:
-        """Return whether messages may be sent twice; commands change the engine."""
-        return self.has_repeats and all(isinstance(one, wire.Generate | wire.Encode) for one in prompts)
 
     def _kept(self, prompt: wire.NewRequest) -> wire.NewRequest:
         """Return a message that can be continued: it has a seed, and its tokens come with its answers."""
@@ -620,7 +507,7 @@ class LiveRequests:
         if self._placing is not None:
             self._placing.renamed(request_id, new_id=new_id)
         request = self._remove(request_id)
-        self._send_cancel(request_id, request.tokenizer)
+        self._out.cancel(request_id, request.tokenizer)
         request.tokenizer, request.num_answers, request.is_settled = HELD, 0, False
         self._live[new_id] = request
         request.group.open_ids.add(new_id)
@@ -632,23 +519,17 @@ class LiveRequests:
         """Send the requests that are held and may go now."""
         requests = {request_id: self._live[request_id] for request_id in self._held.take()}
         messages = messages_again(requests)
-        for message, frame in zip(messages, _frames(messages), strict=True):
-            tokenizer = self._dispatch(message, frame)
+        for message, frame in zip(messages, frames_of(messages), strict=True):
+            tokenizer = self._out.send(message, frame)
             for request_id in wire.ids_of(message):
                 self._live[request_id].tokenizer = tokenizer
 
     def _answer(self, answer: wire.Answer, request: LiveRequest | None) -> None:
         """Pass on the first or the last answer of a request, or one that no client waits for."""
-        self._loads.remove(answer.request_id)
-        self._forecast.begun(answer.request_id)
-        if answer.ended:
-            self._ending.pop(answer.request_id, None)
+        is_mark = self._out.take(answer)
         if request is None:
-            mark = self._marks.pop(answer.request_id, None)
-            if mark is not None:
-                self._passed(mark)
-            elif answer.ended:
-                self._forecast.ended(num_left=len(self._live) + len(self._ending))
+            if answer.ended and not is_mark:
+                self._forecast.ended(num_left=len(self._live) + self._out.num_ending)
             return
         if not request.num_answers and not request.output:
             request.num_cached_tokens = answer.num_cached_tokens
@@ -660,7 +541,7 @@ class LiveRequests:
             if not answer.ended:  # ended by a stop string, which the engine does not know
                 self._cancel(answer.request_id, request)
             else:
-                self._forecast.ended(num_left=len(self._live) + len(self._ending))
+                self._forecast.ended(num_left=len(self._live) + self._out.num_ending)
         elif not request.num_deaths or request.num_answers >= SETTLED_ANSWERS:
             request.is_settled, request.num_deaths = True, 0
             self._drop_held(answer.request_id)
@@ -669,18 +550,6 @@ class LiveRequests:
         """Note that a request is held or suspected no longer; the next suspects may follow."""
         if self._held.drop(request_id) and not self._is_away:
             self._send_held()
-
-    def _mark(self, tokenizer: int, cancelled: Sequence[str]) -> None:
-        """Send a tokenizer a message whose answer shows that all before it has passed the tokenizer and the engine."""
-        message = wire.Encode(request_id=new_request_id("mark"), prompt=wire.TokenPrompt(tokens=bytes(4)))
-        self._marks[message.request_id] = _Mark(tokenizer=tokenizer, cancelled=cancelled)
-        self._tokenizers[tokenizer].send(wire.encode(message))
-
-    def _passed(self, mark: _Mark) -> None:
-        """Note that everything before a mark has passed."""
-        self._loads.back(mark.tokenizer)
-        for request_id in mark.cancelled:
-            self._ending.pop(request_id, None)
 
     def _end(self, group: LiveGroup, error: ApiError) -> None:
         """Cancel the open requests of a group, whose client gets an error."""
@@ -695,27 +564,10 @@ class LiveRequests:
         """End a request for its client, and cancel it: it may still be on its way to the engine."""
         request = self._forget(request_id, has_failed=True)
         request.group.queue.fail(error)
-        self._send_cancel(request_id, request.tokenizer)
+        self._out.cancel(request_id, request.tokenizer)
 
     def _cancel(self, request_id: str, request: LiveRequest) -> None:
-        if request.tokenizer != HELD:
-            self._ending[request_id] = _Ending(tokenizer=request.tokenizer, tenant=request.group.caller.tenant)
-        self._send_cancel(request_id, request.tokenizer)
-
-    def _send_cancel(self, request_id: str, tokenizer: int) -> None:
-        self._forecast.dropped(request_id)
-        if tokenizer == HELD:
-            return
-        self._tokenizers[tokenizer].send(wire.encode(Abort(request_id=request_id)))
-
-    def _send_hold(self, request_id: str, tokenizer: int, mode: HoldMode) -> None:
-        if tokenizer != HELD:
-            hold = (
-                ResumeRequest(request_id=request_id)
-                if mode == "resume"
-                else PauseRequest(request_id=request_id, retract=mode == "retract")
-            )
-            self._tokenizers[tokenizer].send(wire.encode(hold))
+        self._out.end(request_id, request.tokenizer, tenant=request.group.caller.tenant)
 
     def _forget(self, request_id: str, *, has_failed: bool = False) -> LiveRequest:
         if self._watch is not None:
@@ -732,44 +584,9 @@ class LiveRequests:
         return request
 
 
-def _paused(prompts: Sequence[wire.NewRequest]) -> list[wire.NewRequest]:
-    """Return requests that begin paused."""
-    return [one.with_options(is_paused=True) if isinstance(one, wire.Generate) else one for one in prompts]
-
-
-def _priority(prompt: wire.NewRequest) -> int:
-    return prompt.options.priority if isinstance(prompt, wire.Generate) else 0
-
-
-def _frames(prompts: Sequence[wire.NewRequest]) -> list[bytes]:
-    """Return the frame of each prompt.
-
-    Raises:
-        ApiError: a chat template's variable, a document or a tool has a value that no message can carry.
-    """
-    try:
-        return [wire.encode(prompt) for prompt in prompts]
-    except (OverflowError, RecursionError) as error:
-        raise ApiError(
-            "Integers in the request must be in [-2**63, 2**64), and objects not nested too deeply.",
-            code="invalid_value",
-        ) from error
-
-
 def new_request_id(prefix: str) -> str:
     """Return a unique id, such as `chatcmpl-8c1f...`."""
     return f"{prefix}-{uuid.uuid4().hex}"
-
-
-def _stamped(caller: Caller, prompts: Sequence[wire.NewRequest]) -> list[wire.NewRequest]:
-    """Return prompts with their tenant and with the group that they belong to."""
-    stamped = [caller.stamped(prompt) for prompt in prompts]
-    if len(stamped) == 1:
-        return stamped
-    return [
-        msgspec.structs.replace(prompt, group_id=stamped[0].request_id) if isinstance(prompt, wire.Generate) else prompt
-        for prompt in stamped
-    ]
 
 
 def _is_named(group: LiveGroup, name: str, caller: Caller) -> bool:
