@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from families.case import build
 from families.registry import CASES
 from pagewood.engine.api import FinishReason, Rows, SamplingParams, Submit
-from pagewood.engine.core import intake
+from pagewood.engine.core import requirements
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.offline.llm import LLM
 from weight_bench import PROMPTS, WeightBench
@@ -217,7 +217,7 @@ def test_kept_tokens_are_those_with_a_processed_log_probability(sampling: dict[s
 def test_refused_by_name(
     family: str, sampling: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(intake, "MAX_INNER_BYTES", 4096)
+    monkeypatch.setattr(requirements, "MAX_INNER_BYTES", 4096)
     build(CASES[family], tmp_path)
     with WeightBench(tmp_path, **{"max_length": 80, "num_threads": 2, **options}) as bench:
         end = bench.run(bench.submit(PROMPTS[0], **sampling))[0].end

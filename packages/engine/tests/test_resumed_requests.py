@@ -127,7 +127,8 @@ def test_a_wrong_output_is_refused(bench: Bench, fields: dict[str, Any], message
         sampling=SamplingParams(max_tokens=4),
         **fields,
     )
-    refusal = bench.engine._intake._refusal(submit, np.array(PROMPT, np.int32))  # pyright: ignore[reportPrivateUsage]
+    requirements = bench.engine._intake._requirements  # pyright: ignore[reportPrivateUsage]
+    refusal = requirements.refusal(submit, np.array(PROMPT, np.int32))
     assert refusal is not None
     assert refusal.param == "output"
     with pytest.raises(ValueError, match=message):

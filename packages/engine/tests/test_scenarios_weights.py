@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewood.engine.core import intake, loop, retire
+from pagewood.engine.core import loop, rest, retire
 from pagewood.engine.core.memory import kv
 from pagewood.engine.core.queue import renewal
 from scale import scaled
@@ -40,7 +40,7 @@ def test_every_token_is_that_of_its_weights(seed: int, overlap: bool, kind: str 
 
 FAULTS: dict[str, list[Edit]] = {
     "a stale prefix after an update": [
-        (intake.Intake, "exchange_weights", "weights=weights.digest", "weights=None"),
+        (rest.Rest, "exchange", "weights=weights.digest", "weights=None"),
         (renewal, "renew", "kv.flush()", "pass"),
     ],
     "what waits keeps its key": [
@@ -60,11 +60,11 @@ FAULTS: dict[str, list[Edit]] = {
         (loop.Engine, "_exchange_weights", "self._finish(last)", "self._late = last"),
     ],
     "memory sleeps under cached prefixes": [
-        (intake.Intake, "_fall_asleep", "or not self._kv.empty()", ""),
+        (rest.Rest, "_fall_asleep", "or not self._kv.empty()", ""),
     ],
     "memory sleeps under a request": [
-        (intake.Intake, "_fall_asleep", "self._state.holders or ", ""),
-        (intake.Intake, "_fall_asleep", "not self._kv.empty()", "False"),
+        (rest.Rest, "_fall_asleep", "self._state.holders or ", ""),
+        (rest.Rest, "_fall_asleep", "not self._kv.empty()", "False"),
     ],
     "nothing is computed again": [
         (renewal, "renew", "if recomputes:", "if False:"),

@@ -375,7 +375,7 @@ def test_checks_find_what_differs(num_ranks: int, old: Path, new: Path, tmp_path
         assert bench.update(folder=str(old)) is None
         assert check("compare") == (first, "")
         if num_ranks == 1:
-            array = bench.engine._intake._weights._source._part._rank.loaded.memory.made[0]  # pyright: ignore
+            array = bench.engine._rest._weights._source._part._rank.loaded.memory.made[0]  # pyright: ignore
             array.reshape(-1)[0] += 1
             assert "memory of weights" in check("compare")[1]
 

@@ -173,10 +173,8 @@ class WeightBench:
         self._num += 1
         self.inbox.put(UpdateWeights(request_id=f"update {self._num}", **fields))
         self.step()
-        intake = self.engine._intake  # pyright: ignore[reportPrivateUsage]
-        while (
-            not intake.has_new_weights and f"update {self._num}" not in self.known
-        ):  # without steps, which would end what runs
+        rest = self.engine._rest  # pyright: ignore[reportPrivateUsage]
+        while not rest.has_new_weights and f"update {self._num}" not in self.known:  # steps would end what runs
             time.sleep(0.001)
         [known] = self.run_until(f"update {self._num}")
         assert known.end is not None

@@ -35,6 +35,8 @@ from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.queue.waiting import WaitingQueue
 from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.requirements import Requirements
+from pagewood.engine.core.rest import Rest
 from pagewood.engine.core.steps.batch_builder import BatchBuilder
 from pagewood.engine.core.steps.equal_chunks import EqualChunks
 from pagewood.engine.core.steps.pacing import Pacing
@@ -214,22 +216,39 @@ def assemble(
         chunk_sizes=None if stages is None else stages.chunks,
         notes=observer,
     )
-    intake = Intake(
+    image_encoder = images or NoImages(config.why_no_images or "this engine takes text only")
+    ends_early = config.role == "prefill"
+    rest = Rest(
         state=state,
         kv=kv,
         keys=CacheKeys(make=CacheKey.of, short_length=info.short_length),
+        weights=weights or ServedWeights(None, why_fixed="its runner cannot change them"),
+    )
+    intake = Intake(
+        state=state,
+        kv=kv,
+        requirements=Requirements(
+            state=state,
+            kv=kv,
+            images=image_encoder,
+            publishing=publishing,
+            max_length=info.max_length,
+            vocab_size=info.vocab_size,
+            has_grammars=compiler is not None,
+            processors=processors,
+            vector_size=info.vector_size if vector_tail is None else vector_tail.size,
+            expert_shape=info.expert_shape,
+            state_size=info.vector_size if info.reports_states else 0,
+            reports_kept=info.reports_kept,
+            generates=info.generates,
+            ends_early=ends_early,
+        ),
+        rest=rest,
         max_length=info.max_length,
-        vocab_size=info.vocab_size,
         eos_token_ids=frozenset(info.eos_token_ids),
         seed=config.seed,
         compiler=compiler,
-        processors=processors,
-        vector_size=info.vector_size,
         vector_tail=vector_tail,
-        expert_shape=info.expert_shape,
-        state_size=info.vector_size if info.reports_states else 0,
-        reports_kept=info.reports_kept,
-        generates=info.generates,
         low_priority_first=config.low_priority_first,
         max_queue_s=config.max_queue_s,
         max_live=None if config.max_queued is None else config.num_rows + config.max_queued,
@@ -238,9 +257,8 @@ def assemble(
         notes=observer,
         clock=clock,
         publishing=publishing,
-        ends_early=config.role == "prefill",
-        weights=weights,
-        images=images or NoImages(config.why_no_images or "this engine takes text only"),
+        ends_early=ends_early,
+        images=image_encoder,
     )
     runner = make_runner(kv)
     if log is not None:
@@ -256,6 +274,7 @@ def assemble(
         info=info,
         state=state,
         intake=intake,
+        rest=rest,
         planner=planner,
         speculation=None
         if drafting is None

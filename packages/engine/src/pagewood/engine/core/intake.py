@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from math import inf
 from time import monotonic
-from typing import Literal
 
 import numpy as np
-from msgspec.structs import replace as replace_fields
 
 from pagewood.engine.api import (
-    MAX_INNER_BYTES,
     Abort,
     Command,
     Delta,
     FinishReason,
     Flush,
     LoadAdapter,
-    Overflow,
     PassOn,
     Pause,
     PauseRequest,
-    PoolingParams,
     Refusal,
     Refuse,
     Resume,
@@ -36,27 +29,23 @@ from pagewood.engine.api import (
     Submit,
     UnloadAdapter,
 )
-from pagewood.engine.core.adapter import Adapter
-from pagewood.engine.core.cache_keys import CacheKeys
 from pagewood.engine.core.images import ImageEncoder
 from pagewood.engine.core.inner_rows import InnerRows
 from pagewood.engine.core.masks.constrain import Compiler
 from pagewood.engine.core.memory.divided_kv import AnyKV
-from pagewood.engine.core.messages.arrays import Int32
-from pagewood.engine.core.messages.processors import processors_refusal
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.queue.deadlines import Deadlines
-from pagewood.engine.core.queue.pausing import pause, pause_compiled, resume, retract_all
+from pagewood.engine.core.queue.pausing import pause, pause_compiled, resume
 from pagewood.engine.core.queue.publishing import Publishing
 from pagewood.engine.core.queue.quota_queue import Quotas
-from pagewood.engine.core.queue.renewal import renew
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.requirements import Requirements, no_adapter
+from pagewood.engine.core.rest import Rest
 from pagewood.engine.core.retire import broken_grammar, end, refuse
 from pagewood.engine.core.timeline import Timeline
 from pagewood.engine.core.vector_tail import VectorTail
-from pagewood.engine.core.weights import ServedWeights
 from pagewood.engine.seeds import arrival_seed
 from pagewood.engine.weight_commands import (
     CheckWeights,
@@ -64,10 +53,8 @@ from pagewood.engine.weight_commands import (
     LeaveGroup,
     NameVersion,
     Sleep,
-    SleepTag,
     UpdateWeights,
     WakeUp,
-    WeightCommand,
 )
 
 _NO_SAMPLING = SamplingParams()
@@ -82,19 +69,13 @@ class Intake:
     Args:
         state: where requests are queued.
         kv: releases the pages of aborted requests.
-        keys: of cached prefixes.
+        requirements: refuses what this engine cannot compute.
+        rest: carries out pauses, sleep and updates of the weights.
         max_length: longest prompt plus output of one request.
-        vocab_size: token ids must be below it.
         eos_token_ids: tokens that end a request unless it ignores them.
         seed: with the arrival number, gives a seed to each request without one.
-        compiler: compiles grammars; None: requests with a grammar are refused.
-        processors: the functions that `logits_processors` of a request may name.
-        vector_size: elements of a hidden state; 0: requests for a vector are refused.
+        compiler: compiles grammars; None: there are none.
         vector_tail: what follows the pooling of states; None: nothing.
-        expert_shape: see `EngineInfo`; None: requests for experts are refused.
-        state_size: elements of a hidden state; 0: requests for hidden states are refused.
-        reports_kept: whether the runner reports what the filters leave; otherwise requests for that are refused.
-        generates: whether the model generates tokens; otherwise requests for anything but a vector are refused.
         low_priority_first: whether the priorities of clients are lowest first.
         max_queue_s: after which a request that has never run is refused; None: never.
         max_live: requests, waiting or running, at which further ones are refused; None: no limit.
@@ -105,16 +86,13 @@ class Intake:
         publishing: keeps last answers back until KV is in the shared cache; None: requests cannot ask for that, or wait
             for such KV.
         ends_early: whether every request ends with its first token, and publishes its KV.
-        weights: what the model computes with; None: it never changes.
-        images: makes rows of images, or refuses them.
+        images: makes rows of images.
     """
 
     __slots__ = (
-        "_asleep", "_awaited", "_clock", "_compiler", "_deadlines", "_ends_early", "_eos_token_ids", "_falling",
-        "_flushes", "_fresh", "_generates", "_images", "_kept_back", "_keys", "_kv", "_max_length", "_max_live",
-        "_max_queue_s", "_notes", "_num_arrivals", "_paused", "_processors", "_publishing", "_quotas", "_reports_kept",
-        "_row_sizes", "_seed", "_sign", "_slept_before", "_state", "_vector_size", "_vector_tail", "_vocab_size",
-        "_weights",
+        "_clock", "_compiler", "_deadlines", "_ends_early", "_eos_token_ids", "_flushes", "_fresh", "_images", "_kv",
+        "_max_length", "_max_live", "_max_queue_s", "_notes", "_num_arrivals", "_publishing", "_quotas",
+        "_requirements", "_rest", "_seed", "_sign", "_state", "_vector_tail",
     )  # fmt: skip
 
     def __init__(
@@ -122,19 +100,13 @@ class Intake:
         *,
         state: EngineState,
         kv: AnyKV,
-        keys: CacheKeys,
+        requirements: Requirements,
+        rest: Rest,
         max_length: int,
-        vocab_size: int,
         eos_token_ids: frozenset[int],
         seed: int,
         compiler: Compiler | None = None,
-        processors: Mapping[str, Callable[..., None]] | None = None,
-        vector_size: int = 0,
         vector_tail: VectorTail | None = None,
-        expert_shape: tuple[int, int] | None = None,
-        state_size: int = 0,
-        reports_kept: bool = False,
-        generates: bool = True,
         low_priority_first: bool = False,
         max_queue_s: float | None = None,
         max_live: int | None = None,
@@ -144,33 +116,22 @@ class Intake:
         clock: Callable[[], float] = monotonic,
         publishing: Publishing | None = None,
         ends_early: bool = False,
-        weights: ServedWeights | None = None,
         images: ImageEncoder,
     ) -> None:
+        self._rest = rest
+        self._requirements = requirements
         self._images = images
         self._publishing = publishing
-        self._weights = weights or ServedWeights(None, why_fixed="its runner cannot change them")
         self._ends_early = ends_early
         self._notes = notes
         self._clock = clock
         self._compiler = compiler
-        self._processors = processors or {}
         self._state = state
         self._kv = kv
-        self._keys = keys  # written by: intake
         self._max_length = max_length
-        self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._seed = seed
-        self._vector_size = vector_size if vector_tail is None else vector_tail.size
         self._vector_tail = vector_tail
-        self._row_sizes = {
-            "routed_experts_from": math.prod(expert_shape or (0,)),
-            "hidden_states_from": state_size,
-        }
-        """Numbers of a position, by the field that asks for them; 0: they are not reported."""
-        self._reports_kept = reports_kept
-        self._generates = generates
         self._sign = -1 if low_priority_first else 1
         self._max_queue_s = max_queue_s
         self._max_live = max_live
@@ -180,18 +141,6 @@ class Intake:
         """Requests in order of arrival, for `expire`; those at the head that have run are dropped there."""
         # written by: intake
         self._num_arrivals = 0  # written by: intake
-        self._awaited: Pause | None = None
-        """A pause that waits for the end of requests."""  # written by: intake
-        self._kept_back: list[Request] = []
-        """Those that came after it."""  # written by: intake
-        self._paused: Literal["no", "in_place", "retract"] = "no"
-        """How the latest `Pause` wants it."""  # written by: intake
-        self._asleep: frozenset[SleepTag] = frozenset()
-        """What sleeps, or is about to; weights that are dropped do not."""  # written by: intake
-        self._slept_before = self._asleep
-        """The same before the latest `Sleep`."""  # written by: intake
-        self._falling: Sleep | None = None
-        """A command whose memory is still in use; it has the tags of what was awake."""  # written by: intake
         self._flushes: list[str] = []
         """Ids of flushes that wait for an idle engine."""  # written by: intake
 
@@ -239,14 +188,13 @@ class Intake:
             case UnloadAdapter():
                 return self._unload_adapter(command)
             case UpdateWeights() | JoinGroup() | LeaveGroup() | CheckWeights():
-                return self._update_weights(command)
+                return self._rest.update(command)
             case Sleep():
-                return self._sleep(command)
+                return self._rest.sleep(command)
             case WakeUp():
-                return self._wake_up(command)
+                return self._rest.wake_up(command)
             case NameVersion():
-                self._weights.version = self._state.weight_version = command.version
-                return self._versioned(command.request_id)
+                return self._rest.name_version(command)
             case PauseRequest():
                 request = self._state.by_id.get(command.request_id)
                 if request is not None:
@@ -257,25 +205,14 @@ class Intake:
                 if request is not None:
                     resume(self._state, request)
                 return None
-            case Pause(waits=True) if self._awaited is None:
-                self._awaited = command
-                self._state.num_loading += 1
-                return None
             case Pause():
-                self._paused = "retract" if command.retract else "in_place"
-                if command.retract:
-                    retract_all(self._state)
-                self._rest()
-                return Delta(command.request_id, finish=FinishReason.STOP, first=True)
+                return self._rest.pause(command)
             case Resume():
-                self._paused = "no"
-                self._rest()
-                self._go_on()
-                return Delta(command.request_id, finish=FinishReason.STOP, first=True)
+                return self._rest.resume(command.request_id)
 
     def _submit(self, submit: Submit, now_s: float) -> Delta | None:
         prompt = np.frombuffer(submit.tokens[: len(submit.tokens) // 4 * 4], "<i4")
-        refusal, adapter = self._refusal(submit, prompt), self._adapter(submit.adapter)
+        refusal, adapter = self._requirements.refusal(submit, prompt), self._requirements.adapter(submit.adapter)
         if refusal is not None:
             return refuse(submit.request_id, refusal, submit.carry)
         if isinstance(adapter, Refusal):
@@ -287,7 +224,7 @@ class Intake:
         max_tokens = self._max_length - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
         if pooling is not None:
             sampling, max_tokens = _NO_SAMPLING, 0
-        is_long = self._keys.is_long(len(prompt) + max_tokens)  # also on the engine that goes on with it
+        is_long = self._rest.keys.is_long(len(prompt) + max_tokens)  # also on the engine that goes on with it
         if self._ends_early:
             max_tokens = min(max_tokens, 1)
         output = np.frombuffer(submit.output, "<i4")
@@ -303,7 +240,7 @@ class Intake:
             seed=arrival_seed(self._seed, self._num_arrivals) if sampling.seed is None else sampling.seed,
             stop_ids=eos.union(sampling.stop_token_ids),
             priority=self._sign * submit.priority,
-            key=self._keys.of(submit.namespace, is_long=is_long, adapter=adapter),
+            key=self._rest.keys.of(submit.namespace, is_long=is_long, adapter=adapter),
             is_long=is_long,
             adapter=adapter,
             activation=activation,
@@ -361,10 +298,10 @@ class Intake:
             self._queue(request)
         else:
             self._state.compiling.append(request)
-        if submit.is_paused or self._awaited is not None:
+        if submit.is_paused or self._rest.keeps_back:
             pause(self._state, request, retract=False)
             if not submit.is_paused:
-                self._kept_back.append(request)
+                self._rest.keep_back(request)
         return None
 
     def poll(self) -> list[Delta]:
@@ -376,10 +313,7 @@ class Intake:
             The answers to requests that end instead, and those to the commands.
         """
         deltas = self._loaded_adapters() if self._state.num_loading and self._kv.adapters is not None else []
-        if self._awaited is not None and all(one.pause != "no" for one in self._state.by_id.values()):
-            deltas.append(self._pause_awaited())
-        if self._falling is not None and (answer := self._fall_asleep(self._falling)) is not None:
-            deltas.append(answer)
+        deltas += self._rest.poll()
         for request in list(self._state.compiling):
             if request.encoding is not None:
                 if not request.encoding.done():
@@ -452,20 +386,13 @@ class Intake:
     def drop_flushes(self) -> list[Delta]:
         """Take back the commands that wait, because the engine ends; return the answers."""
         names, self._flushes = self._flushes, []
-        if self._awaited is not None:
-            names.append(self._pause_awaited().request_id)
-        update = self._weights.drop()
-        if self._falling is not None:
-            update, self._falling = self._falling.request_id, None
-        if update is not None:
-            self._state.num_loading -= 1
-            names.append(update)
+        names += self._rest.drop()
         return [Delta(name, finish=FinishReason.ABORT, first=True) for name in names]
 
     def close(self) -> None:
         """Compile no more grammars, encode no more images, and read no more adapters and weights."""
         self._images.close()
-        self._weights.close()
+        self._rest.close()
         if self._compiler is not None:
             self._compiler.close()
         if self._kv.adapters is not None:
@@ -488,12 +415,12 @@ class Intake:
             message = f"tokens must be one or more int32 token ids, got {len(command.tokens)} bytes"
             return refuse(command.request_id, Refusal(message=message, param="prompt"))
         tokens = np.frombuffer(command.tokens, "<i4").astype(np.int32, copy=False)
-        adapter = self._adapter(command.adapter)
+        adapter = self._requirements.adapter(command.adapter)
         if isinstance(adapter, Refusal):
             return refuse(command.request_id, adapter)
         activation = None if adapter is None else adapter.activation_in(tokens)
         tokens = tokens if activation is None else activation.marked(tokens, 0)
-        keys = self._keys.all_of(command.namespace, adapter=adapter)
+        keys = self._rest.keys.all_of(command.namespace, adapter=adapter)
         if not command.seconds:
             num_tokens = sum(self._kv.drop(tokens, key) for key in keys) * self._kv.page_size
         else:
@@ -503,13 +430,6 @@ class Intake:
                 return refuse(command.request_id, Refusal(message=message, param="seconds", code="no_retention"))
             num_tokens = max(num or 0 for num in found)
         return Delta(command.request_id, finish=FinishReason.STOP, first=True, num_cached_tokens=num_tokens)
-
-    def _adapter(self, name: str | None) -> Adapter | Refusal | None:
-        """Return the adapter of a name, or the refusal of an unknown name; None: no name was given."""
-        if name is None:
-            return None
-        found = None if self._kv.adapters is None else self._kv.adapters.current(name)
-        return _no_adapter(name) if found is None else found
 
     def _load_adapter(self, command: LoadAdapter) -> Delta | None:
         adapters = self._kv.adapters
@@ -533,146 +453,8 @@ class Intake:
     def _unload_adapter(self, command: UnloadAdapter) -> Delta:
         adapters = self._kv.adapters
         if adapters is None or not adapters.unload(command.name):
-            return refuse(command.request_id, _no_adapter(command.name))
+            return refuse(command.request_id, no_adapter(command.name))
         return Delta(command.request_id, finish=FinishReason.STOP, first=True)
-
-    def _pause_awaited(self) -> Delta:
-        assert self._awaited is not None
-        command, self._awaited = self._awaited, None
-        self._state.num_loading -= 1
-        self._paused = "in_place"
-        self._rest()
-        return Delta(command.request_id, finish=FinishReason.STOP, first=True)
-
-    def _go_on(self) -> None:
-        """Let the requests run that were kept back for a pause that waits, or has waited."""
-        kept, self._kept_back = self._kept_back, []
-        for request in kept:
-            if request.finish is None:
-                resume(self._state, request)
-
-    def _update_weights(self, command: WeightCommand) -> Delta | None:
-        if isinstance(command, UpdateWeights) and command.old_kv == "keep" and self._kv.tiers is not None:
-            message = "old_kv must be drop or recompute with a host cache, which may outlive the update, got keep"
-            return refuse(command.request_id, Refusal(message=message, param="old_kv"))
-        is_check = isinstance(command, CheckWeights)
-        if (isinstance(command, UpdateWeights) and "weights" in self._asleep) or (
-            is_check and "weights" in self.asleep
-        ):
-            message = "weights must be awake when they are updated or checked"
-            return refuse(command.request_id, Refusal(message=message, code="asleep"))
-        refusal = self._weights.begin(command) if self._falling is None else _BUSY
-        if refusal is not None:
-            return refuse(command.request_id, refusal)
-        self._state.num_loading += 1
-        return None
-
-    @property
-    def asleep(self) -> frozenset[SleepTag]:
-        """What sleeps, or is about to; weights that were dropped sleep until they are updated."""
-        dropped: set[SleepTag] = {"weights"} if self._weights.are_dropped else set()
-        return self._asleep | dropped
-
-    def _rest(self) -> None:
-        """Launch steps, or none, as pauses and sleep want it."""
-        if "kv_cache" in self._asleep or self._paused == "retract":
-            self._state.paused = "retract"
-        elif self._asleep or self._weights.are_dropped or self._paused != "no":
-            self._state.paused = "in_place"
-        else:
-            self._state.paused = "no"
-
-    def _sleep(self, command: Sleep) -> Delta | None:
-        memory = frozenset(command.tags) - {"scheduling"} - self.asleep
-        refusal = self._weights.why_awake(command) if memory or command.drops_weights else None
-        if self._falling is not None or self._weights.is_busy:
-            refusal = _BUSY
-        elif command.drops_weights and "weights" in self._asleep:
-            refusal = Refusal(message="weights must be awake to be dropped; they sleep already", code="asleep")
-        if refusal is not None:
-            return refuse(command.request_id, refusal)
-        kept = frozenset(command.tags) - ({"weights"} if command.drops_weights or self._weights.are_dropped else set())
-        self._slept_before, self._asleep = self._asleep, self._asleep | kept
-        self._rest()
-        if not memory:
-            return Delta(command.request_id, finish=FinishReason.STOP, first=True)
-        if "kv_cache" in memory:
-            retract_all(self._state)
-            waiting = self._state.waiting
-            for request in [one for one in self._state.by_id.values() if waiting.is_recalling(one)]:
-                waiting.remove(request)  # what is copied for it is given up
-                waiting.add(request)
-        self._falling = replace_fields(command, tags=tuple(sorted(memory)))
-        self._state.num_loading += 1
-        return None
-
-    def _fall_asleep(self, command: Sleep) -> Delta | None:
-        """Begin to give memory back if no request and no copy uses it; return the refusal if that cannot be."""
-        if "kv_cache" in command.tags and (self._state.holders or not self._kv.empty()):
-            return None
-        self._falling = None
-        refusal = self._weights.begin(command)
-        if refusal is None:
-            return None
-        self._state.num_loading -= 1
-        return self._slept(command, refusal)
-
-    def _wake_up(self, command: WakeUp) -> Delta | None:
-        tags = frozenset(command.tags) or self._asleep
-        memory = (tags & self._asleep) - {"scheduling"}
-        if self._falling is not None or self._weights.is_busy:
-            return refuse(command.request_id, _BUSY)
-        if not memory:
-            return self._slept(replace_fields(command, tags=tuple(tags)), None)
-        refusal = self._weights.begin(replace_fields(command, tags=tuple(sorted(memory))))
-        if refusal is not None:
-            return refuse(command.request_id, refusal)
-        self._state.num_loading += 1
-        return None
-
-    def _slept(self, command: Sleep | WakeUp, refusal: Refusal | None) -> Delta:
-        """Note that memory was given back or taken again, or could not be; return the answer."""
-        if isinstance(command, WakeUp) and refusal is None:
-            left = self._asleep - frozenset(command.tags)
-            self._asleep = left if left - {"scheduling"} else frozenset()
-        elif isinstance(command, Sleep) and refusal is not None:
-            self._asleep = self._slept_before
-        self._rest()
-        if refusal is not None:
-            return refuse(command.request_id, refusal)
-        return Delta(command.request_id, finish=FinishReason.STOP, first=True)
-
-    @property
-    def has_new_weights(self) -> bool:
-        """Whether an update of weights has been read, for `exchange_weights`."""
-        return self._weights.is_due
-
-    def exchange_weights(self) -> tuple[Delta, int]:
-        """Carry out or refuse the update that has been read; no step is in flight.
-
-        Returns:
-            Its answer, and how many requests were preempted.
-        """
-        weights, old = self._weights, self._weights.digest
-        command, refusal = weights.exchange()
-        self._state.num_loading -= 1
-        if isinstance(command, Sleep | WakeUp):
-            return self._slept(command, refusal), 0
-        if refusal is not None:
-            return refuse(command.request_id, refusal), 0
-        if isinstance(command, CheckWeights):
-            return Delta(command.request_id, finish=FinishReason.STOP, first=True, weights=weights.checksum), 0
-        num_preempted = 0
-        self._rest()
-        self._state.weight_version = weights.version
-        if weights.digest != old:
-            self._keys = replace(self._keys, weights=weights.digest)
-            recomputes = isinstance(command, UpdateWeights) and command.old_kv == "recompute"
-            num_preempted = renew(self._state, self._kv, self._keys, recomputes=recomputes)
-        return self._versioned(command.request_id), num_preempted
-
-    def _versioned(self, request_id: str) -> Delta:
-        return Delta(request_id, finish=FinishReason.STOP, first=True, weights=self._weights.version)
 
     def _queue(self, request: Request) -> None:
         self._state.waiting.add(request)
@@ -709,140 +491,3 @@ class Intake:
                 return refusal
             self._deadlines.accepted(request)
         return None
-
-    def _refusal(self, submit: Submit, prompt: Int32) -> Refusal | None:
-        if submit.request_id in self._state.by_id:
-            return Refusal(
-                message=f"request_id must be unique among live requests, got {submit.request_id!r} again",
-                param="request_id",
-            )
-        if len(submit.tokens) % 4 or not len(prompt):
-            return Refusal(
-                message=f"prompt must be one or more int32 token ids, got {len(submit.tokens)} bytes", param="prompt"
-            )
-        if int(prompt.min()) < 0 or int(prompt.max()) >= self._vocab_size:
-            bad = int(prompt[(prompt < 0) | (prompt >= self._vocab_size)][0])
-            return Refusal(message=f"prompt must have token ids in [0, {self._vocab_size}), got {bad}", param="prompt")
-        if submit.handover is not None and (
-            self._publishing is None or (submit.handover == "await" and self._ends_early)
-        ):
-            why = "has no shared cache, or logs its decisions" if self._publishing is None else "computes prompts only"
-            message = f"handover must be None, because this engine {why}, got {submit.handover!r}"
-            return Refusal(message=message, param="handover", code="no_shared_cache")
-        if submit.cache_hit_threshold and (submit.is_search or not self._kv.can_probe):
-            why = "for a step of a search" if submit.is_search else "with a log of decisions"
-            message = f"cache_hit_threshold must be 0 {why}, got {submit.cache_hit_threshold}"
-            return Refusal(message=message, param="cache_hit_threshold")
-        if submit.output and (refusal := self._output_refusal(submit)) is not None:
-            return refusal
-        if (refusal := self._image_refusal(submit, prompt)) is not None:
-            return refusal
-        if submit.pooling is not None:
-            return self._pooling_refusal(submit.pooling, len(prompt))
-        if not self._generates:
-            message = "model must generate text for this request; this one is an encoder, which makes vectors only"
-            return Refusal(message=message, param="model", code="not_generative")
-        named = {
-            "logit_bias": [token for token, _ in submit.sampling.logit_bias],
-            "bad_words": [token for word in submit.sampling.bad_words for token in word],
-        }
-        for param, tokens in named.items():
-            unknown = [token for token in tokens if token >= self._vocab_size]
-            if unknown:
-                return Refusal(
-                    message=f"{param} must have token ids in [0, {self._vocab_size}), got {unknown[0]}", param=param
-                )
-        if submit.sampling.grammar is not None and self._compiler is None:
-            return Refusal(message="grammar must be None: this engine has no grammars", param="grammar")
-        if submit.sampling.logits_processors:
-            refusal = processors_refusal(submit.sampling.logits_processors, self._processors)
-            if refusal is not None:
-                return refusal
-        max_tokens = 1 if self._ends_early else submit.sampling.max_tokens
-        if len(prompt) + (max_tokens or 1) > self._max_length:
-            return Overflow(num_prompt=len(prompt), max_length=self._max_length, max_tokens=max_tokens).refusal()
-        return self._rows_refusal(submit, len(prompt))
-
-    def _rows_refusal(self, submit: Submit, num_prompt: int) -> Refusal | None:
-        """Return why a request cannot have its inner rows, or its kept tokens, or None.
-
-        Its prompt has `num_prompt` tokens.
-        """
-        kept = submit.sampling.kept_tokens
-        if kept is not None and (submit.is_search or not self._reports_kept):
-            why = "in a beam search" if submit.is_search else "because the model is not on the CPU of one process"
-            return Refusal(
-                message=f"kept_tokens must be None {why}, got {kept}", param="kept_tokens", code="not_reported"
-            )
-        most = self._max_length - num_prompt if submit.sampling.max_tokens is None else submit.sampling.max_tokens
-        for param, size in self._row_sizes.items():
-            start = getattr(submit.sampling, param)
-            if start is None:
-                continue
-            if not size or submit.is_search:
-                why = "in a beam search" if size else "because the model has none, or is not on the CPU of one process"
-                return Refusal(message=f"{param} must be None {why}, got {start}", param=param, code="not_reported")
-            if start > num_prompt:
-                message = f"{param} must be at most the length of the prompt, {num_prompt}, got {start}"
-                return Refusal(message=message, param=param, code="invalid_value")
-            num = num_prompt + most - 1 - (num_prompt - 1 if start == -1 else start)
-            if num > (most_rows := MAX_INNER_BYTES // (4 * size)):
-                message = f"{param} must ask for at most {most_rows} positions ({MAX_INNER_BYTES} bytes), got {num}"
-                return Refusal(message=message, param=param, code="invalid_value")
-        return None
-
-    def _image_refusal(self, submit: Submit, prompt: Int32) -> Refusal | None:
-        """Return why a request cannot have its images, or lacks some, or None."""
-        refusal = self._images.refusal(prompt, submit.images)
-        if refusal is not None or not submit.images:
-            return refusal
-        adapter = self._adapter(submit.adapter)
-        others = {
-            "pooling": submit.pooling is not None,
-            "prompt_logprobs": submit.sampling.prompt_logprobs is not None,
-            "routed_experts_from": submit.sampling.routed_experts_from is not None,
-            "hidden_states_from": submit.sampling.hidden_states_from is not None,
-            "adapter": isinstance(adapter, Adapter) and bool(adapter.invocation),
-        }
-        for param, is_there in others.items():
-            if is_there:
-                what = "the name of an adapter without invocation tokens" if param == "adapter" else "None"
-                message = f"{param} must be {what} in a request with images, got {len(submit.images)} images"
-                return Refusal(message=message, param=param, code="images_not_supported")
-        return None
-
-    def _output_refusal(self, submit: Submit) -> Refusal | None:
-        """Return why a request cannot go on behind its output, or None."""
-        if len(submit.output) % 4:
-            return Refusal(message=f"output must be int32 token ids, got {len(submit.output)} bytes", param="output")
-        if submit.pooling is not None:
-            return Refusal(message="output must be empty with pooling, which makes no tokens", param="output")
-        output = np.frombuffer(submit.output, "<i4")
-        bad = output[(output < 0) | (output >= self._vocab_size)]
-        if len(bad):
-            return Refusal(
-                message=f"output must have token ids in [0, {self._vocab_size}), got {bad[0]}", param="output"
-            )
-        if submit.sampling.max_tokens is not None and len(output) >= submit.sampling.max_tokens:
-            message = f"output must be shorter than max_tokens {submit.sampling.max_tokens}, got {len(output)} tokens"
-            return Refusal(message=message, param="output")
-        return None
-
-    def _pooling_refusal(self, pooling: PoolingParams, num_prompt: int) -> Refusal | None:
-        """Return why a request for a vector is refused, or None; its prompt has `num_prompt` tokens."""
-        if not self._vector_size:
-            return Refusal(message="pooling must be None: this engine makes no vectors", param="pooling")
-        if (pooling.dimensions or 1) > self._vector_size:
-            return Refusal(
-                message=f"dimensions must be in [1, {self._vector_size}], got {pooling.dimensions}",
-                param="dimensions",
-                code="invalid_value",
-            )
-        if num_prompt > self._max_length:
-            return Overflow(num_prompt=num_prompt, max_length=self._max_length).refusal()
-        return None
-
-
-def _no_adapter(name: str) -> Refusal:
-    message = f"adapter must be the name of a loaded one, got {name!r}"
-    return Refusal(message=message, param="adapter", code="adapter_not_found")

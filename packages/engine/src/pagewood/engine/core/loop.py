@@ -42,6 +42,7 @@ from pagewood.engine.core.queue.publishing import Publishing
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Notes
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.rest import Rest
 from pagewood.engine.core.retire import end, release_drained, retire
 from pagewood.engine.core.steps.batch_builder import BatchBuilder
 from pagewood.engine.core.steps.equal_chunks import EqualChunks
@@ -311,8 +312,8 @@ class Engine:
     __slots__ = (
         "_builder", "_clock", "_expert_rows", "_inbox", "_intake", "_kv", "_mask_work", "_measures", "_num_preempted",
         "_num_steps", "_num_tokens", "_num_violations", "_observer", "_outbox", "_pacing", "_planner", "_publishing",
-        "_record", "_runner", "_speculation", "_stages", "_state", "_was_idle", "_watch_clock", "_watchdog", "config",
-        "info",
+        "_record", "_rest", "_runner", "_speculation", "_stages", "_state", "_was_idle", "_watch_clock", "_watchdog",
+        "config", "info",
     )  # fmt: skip
 
     def __init__(
@@ -322,6 +323,7 @@ class Engine:
         info: EngineInfo,
         state: EngineState,
         intake: Intake,
+        rest: Rest,
         planner: Planner,
         speculation: Speculation | None = None,
         kv: AnyKV,
@@ -343,6 +345,7 @@ class Engine:
         self.info = info
         self._state = state
         self._intake = intake
+        self._rest = rest
         self._planner = planner
         self._speculation = speculation
         self._kv = kv
@@ -385,7 +388,7 @@ class Engine:
 
     def advance(self, last: Pending | None) -> Pending | None:
         """Do one step of the configured loop; pass its return value, a step in flight or None, to the next call."""
-        if self._intake.has_new_weights:
+        if self._rest.has_new_weights:
             last = self._exchange_weights(last)
         if self._stages is not None:
             return self.step_staged(self._stages)
@@ -494,14 +497,14 @@ class Engine:
             self._finish(last)
         else:
             self._finish_all(self._stages)
-        answer, num_preempted = self._intake.exchange_weights()
+        answer, num_preempted = self._rest.exchange()
         self._num_preempted += num_preempted
         self._send([answer])
 
     @property
     def asleep(self) -> frozenset[SleepTag]:
         """What sleeps, see `Sleep`; weights that were dropped sleep until they are updated. Empty: steps go on."""
-        return self._intake.asleep
+        return self._rest.asleep
 
     @property
     def weight_version(self) -> str:
