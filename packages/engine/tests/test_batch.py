@@ -5,7 +5,7 @@ import pytest
 
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.core.steps.batch_builder import BatchBuilder
-from pagewood.engine.core.steps.plan import Grant
+from pagewood.engine.core.steps.grant import Grant
 from parts import make_request, make_space
 
 

@@ -10,7 +10,7 @@ from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.queue.waiting import WaitingQueue
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.steps.plan import Shortage
+from pagewood.engine.core.steps.shortage import Shortage
 from pagewood.kvpool import PageAllocator
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy import choose_victim, deserving, order_named

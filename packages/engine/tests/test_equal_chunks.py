@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.steps.equal_chunks import EqualChunks
-from pagewood.engine.core.steps.plan import Grant
+from pagewood.engine.core.steps.grant import Grant
 
 
 def work(ratio: float, start: int, count: int) -> float:

@@ -14,7 +14,7 @@ import pytest
 
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.memory.kv import KVSpace
-from pagewood.engine.core.steps.plan import Planner
+from pagewood.engine.core.steps.admission import Admission
 from pagewood.radixcache import RadixCache
 from pagewood.schedpolicy import StepReserve
 from pagewood.schedpolicy.memory import reserve
@@ -93,16 +93,18 @@ def test_whether_requests_are_excluded_makes_no_difference(
 
 
 FAULTS = {
-    "prefix not touched": ("plain", "if request.num_matched:", "if False:"),
-    "retained pages forgotten": ("holds", "and not kv.num_retained", ""),
-    "own pages counted twice": ("plain", "num_available - num_wanted", "num_available - 2 * num_wanted"),
-}
-"""The scenarios that notice it, a piece of `Planner._admit`, and what takes its place."""
+    "prefix not touched": ("plain", "_give_memory", "if request.num_matched:", "if False:"),
+    "retained pages forgotten": ("holds", "__init__", "and not kv.num_retained", ""),
+    "own pages counted twice": (
+        "plain", "_give_memory", "num_available - num_wanted", "num_available - 2 * num_wanted"
+    ),
+}  # fmt: skip
+"""The scenarios that notice it, a method of `Admission`, a piece of it, and what takes its place."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_seeded_faults_make_a_difference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mix, old, new = FAULTS[name]
-    seed_fault([(Planner, "_admit", old, new)], monkeypatch)
+    mix, method, old, new = FAULTS[name]
+    seed_fault([(Admission, method, old, new)], monkeypatch)
     assert differing(range(60), mix)[0]

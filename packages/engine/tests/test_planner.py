@@ -10,7 +10,12 @@ from pagewood.engine.core.queue.quota_queue import QuotaQueue
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.queue.waiting import WaitingQueue
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.steps.plan import Grant, Planner, Shortage, StepPlan, Victim
+from pagewood.engine.core.steps.chunks import Chunks
+from pagewood.engine.core.steps.grant import Grant
+from pagewood.engine.core.steps.plan import Planner
+from pagewood.engine.core.steps.policies import Victim
+from pagewood.engine.core.steps.shortage import Shortage
+from pagewood.engine.core.steps.step_plan import StepPlan
 from pagewood.schedpolicy import (
     NewTokenRatio,
     Quota,
@@ -206,7 +211,7 @@ def test_a_pace_cuts_prompts_and_no_decodes() -> None:
 
 
 def test_prompts_whose_log_probabilities_are_wanted_are_cut() -> None:
-    bench = Bench(max_scored=3)
+    bench = Bench(chunks=Chunks(max_scored=3))
     bench.wait(10, num_unscored=9)
     bench.run(10, num_computed=2, num_unscored=7)
     assert brief(bench.plan()) == [(2, 3, 0), (1, 3, 0)]

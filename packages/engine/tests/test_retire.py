@@ -9,7 +9,7 @@ from pagewood.engine.api import Delta, FinishReason
 from pagewood.engine.core.messages.result import EXCLUDED, StepResult
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.retire import retire
-from pagewood.engine.core.steps.plan import Grant
+from pagewood.engine.core.steps.grant import Grant
 from pagewood.engine.grammar.matcher import Matcher
 from pagewood.schedpolicy import deserving
 from parts import make_queue, make_request, make_space

@@ -80,7 +80,7 @@ from pagewood.engine.core.messages.logprobs import Logprobs
 from pagewood.engine.core.pooling import Pool
 from pagewood.engine.core.queue import priority_preemption, state, waiting
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.steps import batch_builder, plan, speculation
+from pagewood.engine.core.steps import admission, batch_builder, plan, prompts, shortage, speculation
 from pagewood.engine.testing.echo import EchoRunner
 from pagewood.engine.testing.echo_drafts import EchoDrafts
 from pagewood.engine.testing.echo_grammar import EchoMatcher
@@ -419,13 +419,13 @@ FAULTS: dict[str, list[Edit]] = {
         (kv.KVSpace, "release", "self.cache.unlock(request.lease)", "pass"),
     ],
     "release in flight": [UNCHECKED, (retire, "_leave", "if request.num_in_flight:", "if False:")],
-    "preempt in flight": [UNCHECKED, (plan.Shortage, "grow", "if victim.num_in_flight:", "if False:")],
+    "preempt in flight": [UNCHECKED, (shortage.Shortage, "grow", "if victim.num_in_flight:", "if False:")],
     "publish before compute": [
         (
-            plan.Planner,
-            "_admit",
-            "budget.admit()",
-            "budget.admit(); request.num_computed += count; kv.publish(request)",
+            admission.Admission,
+            "_begin",
+            "step.budget.admit()",
+            "step.budget.admit(); request.num_computed += count; space.publish(request)",
         )
     ],
     "end announced too early": [
@@ -543,7 +543,7 @@ FAULTS_OF_VECTORS: dict[str, list[Edit]] = {
     ],
     "states that are not numbers": [(retire, "_pool", "not pool.add(total, num)", "pool.add(total, num) is None")],
     "a token drawn": [(Request, "num_promised_at", "and self.pool is None", "")],
-    "last token left to decoding": [(plan, "_is_in_progress", "> (request.pool is None)", "> 1")],
+    "last token left to decoding": [(prompts, "is_in_progress", "> (request.pool is None)", "> 1")],
 }
 
 DEGENERATIONS: dict[str, list[Edit]] = {

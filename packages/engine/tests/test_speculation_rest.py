@@ -17,7 +17,7 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.steps.plan import Grant
+from pagewood.engine.core.steps.grant import Grant
 from pagewood.engine.core.steps.speculation import Speculation, StepsReport
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.runner.cpu.runner import CPURunner

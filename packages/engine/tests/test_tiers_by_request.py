@@ -23,7 +23,7 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.core.memory.divided_kv import DividedKV, SharedCaches
 from pagewood.engine.core.queue.waiting import WaitingQueue
-from pagewood.engine.core.steps.plan import Planner
+from pagewood.engine.core.steps.admission import Admission
 from pagewood.kvpool.tiers import (
     ArrayPages,
     DiskTier,
@@ -333,7 +333,7 @@ FAULTS: dict[str, tuple[Edit, Callable[[], None]]] = {
         partial(test_answers_wait_for_pages_that_any_rank_publishes, num_per_host=1, tmp_path=Path("unused")),
     ),
     "reserve of all ranks": (
-        (Planner, "_admit", "claim[0].kv_rank == request.kv_rank", "True"), test_copies_keep_memory_of_their_rank
+        (Admission, "_reserve_in", "claim[0].kv_rank == request.kv_rank", "True"), test_copies_keep_memory_of_their_rank
     ),
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from pagewood.engine.assemble import assemble
 from pagewood.engine.core.loop import EngineInfo
 from pagewood.engine.core.observe.watchdog import STUCK_PASSES, STUCK_S
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.steps.plan import StepPlan
+from pagewood.engine.core.steps.step_plan import StepPlan
 from pagewood.engine.links import MemoryOutbox, ThreadInbox
 from pagewood.engine.testing import EchoRunner
 

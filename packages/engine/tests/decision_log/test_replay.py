@@ -19,7 +19,7 @@ from logged_scenarios import MIXES, scenario_of
 from pagewood.engine import LLM
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.assemble import assemble
-from pagewood.engine.core.steps import plan
+from pagewood.engine.core.steps import admission
 from pagewood.engine.decision_log.frames import Record
 from pagewood.engine.decision_log.log_file import Log, LogFile, older
 from pagewood.engine.decision_log.replay import replay
@@ -101,7 +101,11 @@ FAULTS: dict[str, tuple[list[Edit], int, str]] = {
     "smaller chunks": ([(StepBudget, "offer_prefill", "min(chunk", "min(chunk - 1")], 250, "request 0 got 16 tokens"),
     "parked less": ([(InBatchDeferral, "_await", "< self._min", "< 2 * self._min")], 243, "request 7 got 33 tokens"),
     "older later": ([(Ageing, "ordered", "self.every - 1", "self.every")], 308, "no_tokens for request 7"),
-    "another clock": ([(plan.Planner, "_admit", "(now_s,", "(now_s + 50,")], 243, "request 3 got 6 tokens"),
+    "another clock": (
+        [(admission.Admission, "run", "(step.now_s,", "(step.now_s + 50,")],
+        243,
+        "request 3 got 6 tokens",
+    ),
 }
 """What is changed, the scenario that notices it, and words of what it says."""
 

@@ -38,6 +38,7 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.requirements import Requirements
 from pagewood.engine.core.rest import Rest
 from pagewood.engine.core.steps.batch_builder import BatchBuilder
+from pagewood.engine.core.steps.chunks import Chunks
 from pagewood.engine.core.steps.equal_chunks import EqualChunks
 from pagewood.engine.core.steps.pacing import Pacing
 from pagewood.engine.core.steps.plan import Planner
@@ -206,14 +207,16 @@ def assemble(
         reserve=policy.reserve,
         victim=policy.victim,
         skip_ahead=policy.skip_ahead,
-        max_scored=max(16, _SCORED_BYTES // (4 * info.vocab_size)),
-        chunk_align=config.chunk_align,
+        chunks=Chunks(
+            max_scored=max(16, _SCORED_BYTES // (4 * info.vocab_size)),
+            align=config.chunk_align,
+            sizes=None if stages is None else stages.chunks,
+        ),
         preemption=None
         if config.preemption_threshold is None
         else _priority_preemption(kv, config.preemption_threshold, observer),
         pace=None if config.target_step_s is None else pacing,
         turns=None if stages is None else stages.turns,
-        chunk_sizes=None if stages is None else stages.chunks,
         notes=observer,
     )
     image_encoder = images or NoImages(config.why_no_images or "this engine takes text only")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.core.queue.waiting import Deferral, Order
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.steps.plan import Budget, Reserve, SkipAhead, Victim
+from pagewood.engine.core.steps.policies import Budget, Reserve, SkipAhead, Victim
 from pagewood.schedpolicy import (
     MATCH_ORDERS,
     ORDERS,

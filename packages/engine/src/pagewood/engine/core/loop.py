@@ -46,11 +46,13 @@ from pagewood.engine.core.rest import Rest
 from pagewood.engine.core.retire import end, release_drained, retire
 from pagewood.engine.core.steps.batch_builder import BatchBuilder
 from pagewood.engine.core.steps.equal_chunks import EqualChunks
+from pagewood.engine.core.steps.grant import Grant
 from pagewood.engine.core.steps.launched import count_launched, num_top_of
 from pagewood.engine.core.steps.pacing import Pacing
-from pagewood.engine.core.steps.plan import Grant, Planner, StepPlan
+from pagewood.engine.core.steps.plan import Planner
 from pagewood.engine.core.steps.speculation import Speculation, SpeculationCounts
 from pagewood.engine.core.steps.stage_turns import StageTurns
+from pagewood.engine.core.steps.step_plan import StepPlan
 from pagewood.engine.observe.view import EngineView
 from pagewood.engine.weight_commands import SleepTag
 

@@ -154,7 +154,7 @@ class Request:
     cached_prefix: CachedPrefix | None = None
     """Why the cached prefix was not longer; None: the request does not ask."""  # written by: kv
     admitted_s: float = 0.0
-    """When it was first admitted, on the engine's clock, if that is asked for."""  # written by: plan
+    """When it was first admitted, on the engine's clock, if that is asked for."""  # written by: admission
     kv_rank: int = 0
     """The rank that has its pages, where ranks divide them by request; while it waits, the one chosen last."""
     # written by: divided_kv, waiting

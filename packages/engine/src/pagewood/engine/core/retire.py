@@ -16,7 +16,7 @@ from pagewood.engine.core.pooling import Float32, Pool
 from pagewood.engine.core.queue.pausing import forget
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.steps.plan import Grant
+from pagewood.engine.core.steps.grant import Grant
 from pagewood.engine.grammar.matcher import Matcher
 
 _NOT_NUMBERS = Refusal(

@@ -88,7 +88,7 @@ class ServedWeights:
         """Updates whose weights have added to the KV of others, which is nobody's from then on."""
         # written by: weights
         self.version = ""
-        """The name of the weights; empty: those that the engine began with."""  # written by: weights, intake
+        """The name of the weights; empty: those that the engine began with."""  # written by: weights, rest
         self.digest: str | None = None
         """A part of the keys of cached prefixes; None: the weights that the engine began with."""
         # written by: weights

@@ -19,8 +19,9 @@ from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Reason
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.steps.plan import Grant, StepPlan
+from pagewood.engine.core.steps.grant import Grant
 from pagewood.engine.core.steps.speculation import Drafting
+from pagewood.engine.core.steps.step_plan import StepPlan
 from pagewood.engine.decision_log.recorded_tiers import RecordedCache
 from pagewood.engine.decision_log.turn import Note, PlanHeard, ResultHeard, Turn
 from pagewood.engine.grammar.matcher import Matcher

@@ -11,7 +11,7 @@ import numpy as np
 from pagewood.engine.api import CachedPrefix, Command, Delta, FinishReason
 from pagewood.engine.core.reasons import Reason
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.steps.plan import Grant
+from pagewood.engine.core.steps.grant import Grant
 from pagewood.engine.decision_log.frames import Plan, Record, Result
 from pagewood.engine.decision_log.plain import Renaming, plain_command
 

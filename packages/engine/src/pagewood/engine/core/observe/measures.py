@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from pagewood.engine.core.observe.expert_load import ExpertLoad
 from pagewood.engine.core.queue.state import EngineState
-from pagewood.engine.core.steps.plan import Grant
+from pagewood.engine.core.steps.grant import Grant
 from pagewood.engine.observe.histogram import Histogram, Labels
 
 MAX_PRIORITIES = 16

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pagewood.engine.core.messages.arrays import Int32
-from pagewood.engine.core.steps.plan import Grant
+from pagewood.engine.core.steps.grant import Grant
 from pagewood.engine.observe.view import StepView
 
 _MAX_STEPS = 4096

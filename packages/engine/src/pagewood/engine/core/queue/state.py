@@ -20,7 +20,7 @@ class EngineState:
     """
 
     waiting: WaitingQueue
-    """Queued, without a row."""  # written by: intake, plan, priority_preemption, pausing, renewal, retire
+    """Queued, without a row."""  # written by: intake, rest, plan, priority_preemption, pausing, renewal, retire
     rank: Callable[[Request], Any]
     """Sort key of running requests: the smallest is the last to be preempted."""
     on_end: Callable[[Request], None] | None = None
@@ -29,10 +29,10 @@ class EngineState:
     """Not queued yet, because their grammars are being compiled, or the cache has not said how much it has of them; in
     no order."""  # written by: intake, retire
     num_loading: int = 0
-    """Adapters whose folders are being read, and updates of weights."""  # written by: intake
+    """Adapters whose folders are being read, and updates of weights."""  # written by: intake, rest
     weight_version: str = ""
     """The name of the weights that compute the steps; empty: those that the engine began with."""
-    # written by: intake
+    # written by: rest
     num_constrained: int = 0
     """Requests with a matcher whose last answer has not been made."""  # written by: intake, retire
     num_reported: int = 0
@@ -49,7 +49,7 @@ class EngineState:
     """Paused alone, in the order in which they were; those in place hold a row while memory lasts."""
     # written by: pausing
     paused: Literal["no", "in_place", "retract"] = "no"
-    """Whether steps are launched, and if not, whether running requests leave."""  # written by: intake
+    """Whether steps are launched, and if not, whether running requests leave."""  # written by: rest
     by_id: dict[str, Request] = field(default_factory=dict[str, "Request"])
     """The requests whose last answer has not been made, by `request_id`."""  # written by: intake, retire
 

@@ -22,7 +22,7 @@ from pagewood.engine.core.messages.logprobs import Reports
 from pagewood.engine.core.messages.processors import Processors
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.steps.plan import Grant
+from pagewood.engine.core.steps.grant import Grant
 
 
 class BatchBuilder:

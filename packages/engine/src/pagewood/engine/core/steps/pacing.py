@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pagewood.engine.core.queue.state import EngineState
-from pagewood.engine.core.steps.plan import Grant
+from pagewood.engine.core.steps.grant import Grant
 
 
 class Chunking(Protocol):

@@ -15,7 +15,7 @@ from typing import Protocol
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.request import Request
-from pagewood.engine.core.steps.plan import Grant
+from pagewood.engine.core.steps.grant import Grant
 
 _LONGEST_STEP = 2.0
 """A pause came before a step that takes at least this many times what the runner has measured for it, ..."""
