@@ -64,7 +64,7 @@ def serve(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests in one environment; arguments after -- go to pytest."""
-    install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS)
+    install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS, "nox")  # nox: pyright reads this file, see `lint`
     # Two workers, because most tests compute themselves; the one that is done first takes tests of the other.
     in_parallel = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "worksteal"]
     env = {"OMP_NUM_THREADS": "1"}  # threads of torch in several processes wait for one another, busily
@@ -139,20 +139,27 @@ def alone(session: nox.Session, package: str) -> None:
         session.error(f"{package} must stand alone, but these are installed: {ours}")
     session.chdir(session.create_tmp())  # so that nothing is imported from the working tree
     session.run(
-        "python", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "packages" / package / "tests"),
-        env={"CI": "true"},  # see `tests`
+        "python", "-m", "pytest", "-m", "not gpu and not slow", "-c", str(ROOT / "pyproject.toml"),
+        str(ROOT / "packages" / package / "tests"), env={"CI": "true"},  # see `tests`
     )  # fmt: skip
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check format, style, types, import direction and single writers."""
-    install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS, "nox", "ruff", "pyright", "import-linter")
+    """Check format, style, types and import direction; `-- FOLDER` names an environment of `tests`, to install less."""
+    tools = ("ruff", "pyright", "import-linter")
+    if session.posargs:
+        (environment,) = session.posargs
+        session.install("-c", "constraints.txt", *tools)
+        types = ["--pythonpath", str(Path(environment) / "bin" / "python")]
+    else:
+        install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS, "nox", *tools)
+        types = []
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
-    session.run("pyright")
-    session.run("lint-imports")
-    session.run("python", "-m", "pytest", "-q", "tests/test_single_writer.py")
+    session.run("pyright", *types)
+    sources = os.pathsep.join(str(ROOT / "packages" / package / "src") for package in PACKAGES)
+    session.run("lint-imports", env={"PYTHONPATH": sources})
 
 
 @nox.session
@@ -179,19 +186,22 @@ def soak(session: nox.Session) -> None:
     install_everything(session, *TEST_TOOLS, *PEERS)
     session.run("python", "packages/radixcache/tests/soak.py", *(session.posargs or ["1000000"]))
     names = (
-        "test_scenarios", "test_scenarios_windows", "test_page_groups", "test_speculation", "test_sampling",
-        "test_adjustments", "test_processors", "test_constrained", "test_logprobs",
+        "test_scenarios", "test_scenarios_windows", "test_scenarios_ranks", "test_scenarios_by_request",
+        "test_scenarios_stages", "test_scenarios_weights", "test_page_groups", "test_speculation", "test_sampling",
+        "test_adjustments", "test_processors", "test_constrained", "test_logprobs", "test_mask_turns",
         "grammar/test_number_bounds", "grammar/test_wide_schema",
     )  # fmt: skip
     searches = ["packages/engine/tests/text", *(f"packages/engine/tests/{name}.py" for name in names)]
-    session.run("python", "-m", "pytest", "--timeout", "3000", *searches, env={"PAGEWOOD_TEST_SCALE": "80"})
+    session.run("python", "-m", "pytest", "--timeout", "3000", *searches, env={"PAGEWOOD_TEST_SCALE": "160"})
     session.run("python", "-m", "pytest", "-m", "slow", "packages/server/tests/test_contract.py")
     session.run("python", "-m", "pytest", "-m", "slow", "-s", "packages/server/tests/test_attacks.py")
     schemas = [f"packages/engine/tests/grammar/test_{name}.py" for name in ("combinations", "tool_schemas")]
     session.run("python", "-m", "pytest", "-m", "slow", "--timeout", "600", *schemas)
     session.run("python", "-m", "pytest", "-m", "slow", "packages/engine/tests/test_causal_models.py")
     stand_ins = [f"packages/engine/tests/test_{name}_cuda.py" for name in ("scenarios", "eagle", "verify")]
-    session.run("python", "-m", "pytest", "-m", "slow", "--timeout", "600", *stand_ins)
+    session.run(
+        "python", "-m", "pytest", "-m", "not gpu", "--timeout", "600", *stand_ins, env={"PAGEWOOD_TEST_SCALE": "4"}
+    )
     session.run("python", "tools/soak_server.py", "--requests", "4000")
 
 
