@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from functools import cache
 from pathlib import Path
 
+import httpx
 import pytest
 
 from echo_folder import TOOLS_TEMPLATE, write_echo_folder
@@ -17,6 +19,14 @@ from scripted import Script
 def anyio_backend() -> str:
     """Async tests run on asyncio."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_are_read_once() -> Iterator[None]:
+    """Let clients share what they know of certificates; reading them takes each client 20 ms, used or not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
+        yield
 
 
 @pytest.fixture(scope="session")
