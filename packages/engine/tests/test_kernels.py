@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import inspect
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +22,7 @@ from pagewood.engine.runner.cpu.compiled.attention.heads import attend, split
 from pagewood.engine.runner.cpu.compiled.drafting.passes import tag
 from pagewood.engine.runner.cpu.compiled.instruction import OPERANDS, ROWS, Instruction, Unit
 from pagewood.engine.runner.cpu.compiled.machine.clock import clock
-from pagewood.engine.runner.cpu.compiled.machine.kernel import _Locator, kernel
+from pagewood.engine.runner.cpu.compiled.machine.kernel import Kernel, _Locator, kernel
 from pagewood.engine.runner.cpu.compiled.rows import scale
 from pagewood.engine.runner.cpu.kernels import log_not_kept, warm_up
 
@@ -141,6 +144,37 @@ def test_a_cache_folder_that_is_read_only_is_used(tmp_path: Path, report: Report
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
+def test_what_another_process_compiles_is_left_for_later(
+    tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert report(tmp_path) == (False, "")
+    [lock] = tmp_path.rglob("*.lock")
+    stored = sorted(path for path in lock.parent.iterdir() if path != lock)  # the index is the last
+    for path in stored:
+        path.rename(tmp_path / path.name)
+    one = kernel("i8(i8)")(plus_one)
+    with lock.open() as other:  # as another process that compiles has it
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert not one.compile(waits=False)
+        with monkeypatch.context() as patch:
+            patch.setattr("pagewood.engine.runner.cpu.compiled.machine.kernel._PATIENCE_S", 0.1)
+            impatient = kernel("i8(i8)")(plus_one)
+            assert impatient.compile()  # by itself: the other process may be stopped
+            assert not impatient.loaded
+        for path in stored:
+            path.unlink()
+        waiting = threading.Thread(target=one.compile)
+        waiting.start()
+        while one._cache is None or one._cache._reserved is None:
+            time.sleep(0.01)
+        for path in stored:
+            (tmp_path / path.name).rename(path)
+    waiting.join()
+    assert one.loaded
+    assert one(1) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an environment variable for it")
 def test_a_damaged_file_of_the_cache_is_made_again(tmp_path: Path, report: Report) -> None:
     """As a loss of power leaves it. The kernel is made again from each damage, and is what the next one damages."""
     assert report(tmp_path) == (False, "")
@@ -171,6 +205,25 @@ def test_warming_up_reports_progress() -> None:
     total = reports[0][2]
     assert [(done, of) for _, done, of in reports] == [(i, total) for i in range(total + 1)]
     assert reports[0][0].startswith("loading kernel ")
+
+
+def test_warming_up_leaves_for_the_end_what_another_process_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_it = Kernel.compile
+
+    def noted(kernel: Kernel, *, waits: bool = True) -> bool:
+        if kernel.name == "rows" and not waits:
+            return False
+        compiled.append(kernel.name)
+        return compile_it(kernel, waits=waits)
+
+    monkeypatch.setattr(Kernel, "compile", noted)
+    reports: list[int] = []
+    warm_up(16, progress=lambda text, done, total: reports.append(done - total))
+    assert compiled[-1] == "rows"
+    assert len(compiled) == len(set(compiled))
+    assert reports[-1] == 0
+    assert reports == sorted(reports)
 
 
 def test_an_instruction_without_a_compiled_function_is_refused() -> None:

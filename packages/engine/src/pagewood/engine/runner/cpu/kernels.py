@@ -65,12 +65,18 @@ def warm_up(
     drafts = () if drafter is None else plans
     tables = (layout.update, layout.find_live, layout.lay_out, layout.collect, layout.open_gate)
     kernels = (*tables, *host, *drafts, *(unit.kernel for unit in units), step)
-    doing = "loading"
-    for done, kernel in enumerate(kernels):
-        if progress:
-            progress(f"{doing} kernel {kernel.name}", done, len(kernels))
-        kernel.compile()
-        doing = "loading" if kernel.loaded else "compiling once, for this and later starts:"
+    pending, done, doing = list(kernels), 0, "loading"
+    for waits in (False, True):  # what another process compiles now is left for the end, and loaded then
+        left: list[Kernel] = []
+        for kernel in pending:
+            if progress:
+                progress(f"{doing} kernel {kernel.name}", done, len(kernels))
+            if not kernel.compile(waits=waits):
+                left.append(kernel)
+                continue
+            done += 1
+            doing = "loading" if kernel.loaded else "compiling once, for this and later starts:"
+        pending = left
     log_not_kept(kernels)
     if progress:
         progress("kernels are ready", len(kernels), len(kernels))

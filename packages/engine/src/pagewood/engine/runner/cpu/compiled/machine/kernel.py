@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import itertools
 import logging
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +26,8 @@ from numba.misc.appdirs import AppDirs
 from pagewood.engine.core.messages.sampling_table import SamplingColumn
 
 _log = logging.getLogger(__name__)
+_PATIENCE_S = 120.0
+"""How long a process waits for another one that compiles the same, which may be stopped."""
 _COMPILED = Path(__file__).parents[1]
 """The folder of all compiled functions."""
 
@@ -76,10 +80,52 @@ class _Cache(FunctionCache):
         self.name = function.__name__
         self.error: OSError | None = None  # written by: save_overload
         """Why the code could not be stored."""
+        self.patience_s = 0.0  # written by: Kernel._compile
+        self._reserved: int | None = None  # written by: _reserve, release
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Load compiled code. numba's own version first sets up all that it can compile, which takes 0.2 s."""
+        """Load compiled code, or reserve the function so that other processes wait until this one has compiled it.
+
+        numba's own version first sets up all that it can compile, which takes 0.2 s.
+
+        Raises:
+            BlockingIOError: another process compiles it, and there is no patience.
+        """
         rtsys.initialize(target_context)  # the memory management that compiled code calls
+        found = self._load(sig, target_context)
+        if found is None and self._reserve():
+            found = self._load(sig, target_context)  # another process may have stored it meanwhile
+        return found
+
+    def _reserve(self) -> bool:
+        """Return whether no other process compiles a variant of this function until `release`."""
+        end_s = time.monotonic() + self.patience_s
+        try:
+            Path(self.cache_path).mkdir(parents=True, exist_ok=True)
+            self._reserved = os.open(Path(self.cache_path, f"{self._impl.filename_base}.lock"), os.O_RDWR | os.O_CREAT)
+            while True:
+                try:
+                    fcntl.flock(self._reserved, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+                except BlockingIOError:
+                    if time.monotonic() >= end_s:
+                        break
+                    time.sleep(0.02)
+        except OSError:  # a folder that cannot be written: each process compiles for itself
+            return False
+        if not self.patience_s:
+            raise BlockingIOError(f"another process compiles {self.name}")
+        return False
+
+    def release(self) -> None:
+        """Let other processes go on. A process that ends does so, too."""
+        if self._reserved is not None:
+            with suppress(OSError):
+                fcntl.flock(self._reserved, fcntl.LOCK_UN)  # a child may have a copy of it
+            os.close(self._reserved)
+            self._reserved = None
+
+    def _load(self, sig: Any, target_context: Any) -> Any:
         try:
             return self._load_overload(sig, target_context)
         except OSError:  # `save_overload` will find out too
@@ -123,20 +169,36 @@ class Kernel:
         self._is_compiled = False  # written by: _compile
         self._lock = Lock()
 
-    def compile(self) -> None:
-        """Load the compiled code from disk, or compile it and store it there; a second call does nothing."""
-        with self._lock:  # ranks may be threads
-            self._compile()
+    def compile(self, *, waits: bool = True) -> bool:
+        """Load the compiled code from disk, or compile it and store it there; a second call does nothing.
 
-    def _compile(self) -> None:
-        if self._is_compiled:
-            return
-        with suppress(RuntimeError):  # NUMBA_CACHE_LOCATOR_CLASSES names places that cannot be used
-            self._cache = _Cache(self._dispatcher.py_func, self._variant)
-            self._dispatcher._cache = self._cache  # not ours
-        self._dispatcher.compile(self._signature)
+        Args:
+            waits: whether to wait while another process compiles it, and load its code.
+
+        Returns:
+            Whether it is compiled.
+        """
+        with self._lock:  # ranks may be threads
+            return self._is_compiled or self._compile(_PATIENCE_S if waits else 0.0)
+
+    def _compile(self, patience_s: float) -> bool:
+        if self._cache is None:
+            with suppress(RuntimeError):  # NUMBA_CACHE_LOCATOR_CLASSES names places that cannot be used
+                self._cache = _Cache(self._dispatcher.py_func, self._variant)
+                self._dispatcher._cache = self._cache  # not ours
+        cache = self._cache
+        if cache is not None:
+            cache.patience_s = patience_s
+        try:
+            self._dispatcher.compile(self._signature)
+        except BlockingIOError:
+            return False
+        finally:
+            if cache is not None:
+                cache.release()
         self._dispatcher.disable_compile()
         self._is_compiled = True
+        return True
 
     @property
     def loaded(self) -> bool:
