@@ -41,7 +41,7 @@ from pagewood.engine.runner.ranks.segment import Segment, segment_bytes
 from pagewood.engine.testing.random_drafting import RandomDrafting
 from scenarios.drawing import with_grammars, with_pools
 from scenarios.scenario import Arrival, Scenario
-from seeded_faults import Edit, seed_fault
+from seeded_faults import Edit, by_turns, seed_fault
 from speculating import (
     Report,
     arrival,
@@ -343,7 +343,7 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", by_turns(FAULTS))
 def test_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, edits = FAULTS[name]
     monkeypatch.setattr(valid_slots, "follow_any", follow_any, raising=False)

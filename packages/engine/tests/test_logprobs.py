@@ -188,7 +188,7 @@ def reported(rng: random.Random, sampling: SamplingParams) -> SamplingParams:
     )
 
 
-@settings(max_examples=scaled(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(5), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), kind=st.sampled_from(["off", "ngram", "unrelated", "eagle"]))
 def test_engines_report_what_plain_decoding_does(rng: random.Random, kind: str) -> None:
     """To the bit, under overlap, chunks, preemption, cache hits, aborts, and drafts."""

@@ -104,7 +104,7 @@ def slowed(grammar: Grammar) -> Grammar:
     return replace(grammar, text=f"{int(seed) // 3 * 3} {rest}")
 
 
-@settings(max_examples=scaled(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rng=st.randoms(use_true_random=False), overlap=st.booleans(), kind=st.sampled_from(["plain", "drafts", "breaks"])
 )

@@ -54,8 +54,19 @@ class Bench:
         return (counters.num_tokens - before) / needed - 1, counters
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(128, 128), (16, 240), (1, 500)])
+SHAPES = [(128, 128), (16, 240), (1, 160), (1, 500)]
+"""Tokens of prompts, and of outputs."""
+USUAL = {(128, 128, True), (16, 240, False), (1, 160, True)}
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "overlap"),
+    [
+        pytest.param(*shape, overlap, marks=() if (*shape, overlap) in USUAL else pytest.mark.slow)
+        for shape in SHAPES
+        for overlap in (False, True)
+    ],
+)
 def test_no_token_is_computed_twice_if_all_requests_use_their_whole_output(
     num_prompt: int, max_tokens: int, overlap: bool
 ) -> None:
@@ -64,7 +75,9 @@ def test_no_token_is_computed_twice_if_all_requests_use_their_whole_output(
     assert counters.num_preempted == 0
 
 
-@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(64, 192), (16, 240), (1, 500)])
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens"), [(64, 192), *(pytest.param(*one, marks=pytest.mark.slow) for one in SHAPES[1::2])]
+)
 def test_few_tokens_are_computed_twice_if_outputs_end_anywhere(num_prompt: int, max_tokens: int) -> None:
     part, counters = Bench(num_prompt=num_prompt, max_tokens=max_tokens).recomputed(stop=(0,))
     assert part < 0.05

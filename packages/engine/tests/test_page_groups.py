@@ -20,7 +20,7 @@ from pagewood.radixcache import RadixCache
 from pagewood.radixcache.namespaces import ANY, AnyNamespace, Namespace
 from parts import make_request
 from scale import scaled
-from seeded_faults import Edit, assert_found
+from seeded_faults import Edit, assert_found, by_turns
 
 NUM_ROWS = 3
 
@@ -179,7 +179,7 @@ def drawn_run(rng: random.Random) -> None:
     assert groups.num_free == kv.num_pages
 
 
-@settings(max_examples=scaled(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False))
 def test_requests_find_what_they_read_in_every_group(rng: random.Random) -> None:
     drawn_run(rng)
@@ -198,7 +198,7 @@ FAULTS: dict[str, list[Edit]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", by_turns(FAULTS))
 def test_seeded_faults_are_found(fault: str) -> None:
     assert_found(FAULTS[fault], lambda seed: drawn_run(random.Random(seed)), range(300))
 

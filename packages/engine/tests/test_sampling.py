@@ -94,7 +94,7 @@ def plain_draw(probabilities: NDArray[np.float64], seed: int, position: int) -> 
         return int(np.argmin(noise / probabilities))
 
 
-@settings(max_examples=scaled(80), deadline=None)
+@settings(max_examples=scaled(40), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     size=st.sampled_from([1, 2, 5, 63, 64, 65, 300, 5000]),
@@ -151,7 +151,7 @@ def kept_on_cuda(logits: Float32, top_p: float, p: float) -> NDArray[np.bool_]:
     return (sampler._typical(weights)[0] > 0).numpy()
 
 
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     size=st.sampled_from([1, 2, 7, 63, 64, 65, 300, 9000]),
@@ -192,7 +192,7 @@ def test_typical_tokens_are_those_of_transformers(
         assert not (kept & ~may).any()
 
 
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     size=st.sampled_from([1, 2, 7, 63, 64, 65, 300, 9000]),

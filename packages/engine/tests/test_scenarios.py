@@ -99,16 +99,16 @@ from scenarios.drawing import (
 from scenarios.faulty import random_faults
 from scenarios.running import run_scenario
 from scenarios.scenario import Arrival, Scenario
-from seeded_faults import Edit, assert_found, seed_fault, slow_ones
+from seeded_faults import Edit, assert_found, by_turns, seed_fault, slow_ones
 
 
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap: bool) -> None:
     run_scenario(random_scenario(rng, overlap=overlap))
 
 
-@settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), kind=st.sampled_from((None, with_logprobs)))
 def test_aligned_chunks_give_the_same_output(
     rng: random.Random, overlap: bool, kind: Callable[[Scenario, random.Random], Scenario] | None
@@ -134,7 +134,7 @@ def scenario_with_faults(rng: random.Random, *, overlap: bool) -> Scenario:
     return replace(random_scenario(rng, overlap=overlap), faults=random_faults(rng))
 
 
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_a_fault_of_the_runner_ends_the_requests_that_it_hits_and_changes_no_other(
     rng: random.Random, overlap: bool
@@ -155,7 +155,7 @@ def scenario_with_interruptions(rng: random.Random, *, overlap: bool) -> Scenari
     return with_drafts(scenario, rng) if rng.random() < 0.3 else scenario
 
 
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_interruptions_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_interruptions(rng, overlap=overlap))
@@ -168,7 +168,7 @@ def scenario_with_urgency(rng: random.Random, *, overlap: bool) -> Scenario:
     return scenario
 
 
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_lent_priorities_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_urgency(rng, overlap=overlap), after_step=check_priorities)
@@ -200,7 +200,7 @@ def scenario_with_holds(rng: random.Random, *, overlap: bool) -> Scenario:
     return with_holds(make(rng, overlap=overlap), rng)
 
 
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_pauses_of_single_requests_and_retention_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_holds(rng, overlap=overlap))
@@ -219,7 +219,7 @@ def scenario_with_drafts(rng: random.Random, *, overlap: bool) -> Scenario:
     return with_drafts(random_scenario(rng, overlap=overlap), rng)
 
 
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_drafts(rng, overlap=overlap))
@@ -230,7 +230,7 @@ def scenario_with_logprobs(rng: random.Random, *, overlap: bool) -> Scenario:
     return with_logprobs(make(rng, overlap=overlap), rng)
 
 
-@settings(max_examples=scaled(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(7), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_every_token_is_reported_once_with_its_own_log_probability(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_logprobs(rng, overlap=overlap))
@@ -255,7 +255,7 @@ def one_aborted() -> Scenario:
     )
 
 
-@settings(max_examples=scaled(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(5), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_vectors_have_every_state_once_and_change_no_other_answer(rng: random.Random, overlap: bool) -> None:
     run_scenario(one_aborted())
@@ -267,7 +267,7 @@ def scenario_with_grammars(rng: random.Random, *, overlap: bool) -> Scenario:
     return with_grammars(make(rng, overlap=overlap), rng)
 
 
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_the_output_is_what_the_grammar_allows(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_with_grammars(rng, overlap=overlap))
@@ -292,7 +292,7 @@ def test_no_token_is_drawn_behind_a_draft_where_the_matcher_fails() -> None:
     assert run_scenario(failing_behind_a_draft()).num_failed == 1
 
 
-@settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(6), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_a_fault_of_a_runner_that_drafts_ends_the_requests_that_it_hits(rng: random.Random, overlap: bool) -> None:
     run_scenario(with_drafts(scenario_with_faults(rng, overlap=overlap), rng))
@@ -403,7 +403,7 @@ def run_audited(scenario: Scenario, name: str) -> None:
 PURE_ORDERS = ("fcfs", "priority-low", "lpm", "lof", "shortest", "srtf", "dfs-weight")
 
 
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), name=st.sampled_from(PURE_ORDERS))
 def test_the_queue_is_in_the_order_of_newly_matched_requests(rng: random.Random, overlap: bool, name: str) -> None:
     run_audited(random_scenario(rng, overlap=overlap), name)
@@ -747,9 +747,9 @@ SLOW = ("whole prompt from cache", "broken KV published", "drafts behind forced 
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
-        pytest.param(kind, fault, marks=[pytest.mark.slow] if fault in SLOW else [])
+        pytest.param(kind, *fault.values, marks=fault.marks)
         for kind, (faults, _) in SEARCHES.items()
-        for fault in faults
+        for fault in by_turns(faults, *(name for name in SLOW if name in faults))
     ],
 )
 def test_a_seeded_fault_is_found(kind: str, fault: str) -> None:

@@ -22,7 +22,7 @@ from scenarios.extending import extended
 from scenarios.faulty import random_faults
 from scenarios.running import run_scenario
 from scenarios.scenario import Scenario
-from seeded_faults import Edit, assert_found
+from seeded_faults import Edit, assert_found, by_turns
 
 KINDS = ("drafts", "grammars", "holds", "interruptions", "limits", "urgency", "vectors", "windows")
 
@@ -89,7 +89,7 @@ FAULTS: dict[str, list[Edit]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", by_turns(FAULTS))
 def test_a_seeded_fault_is_found(fault: str) -> None:
     def run(seed: int) -> None:
         run_scenario(drawn(random.Random(seed), overlap=seed % 2 == 0, kind=None))

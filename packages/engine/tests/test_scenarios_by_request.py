@@ -31,13 +31,13 @@ def drawn(rng: random.Random, *, overlap: bool, has_faults: bool = False) -> Sce
     return replace(with_pools(scenario, rng), is_encoded=rng.random() < 0.3)
 
 
-@settings(max_examples=scaled(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), has_faults=st.booleans())
 def test_the_output_is_that_of_the_sequential_oracle(rng: random.Random, overlap: bool, has_faults: bool) -> None:
     run_scenario(drawn(rng, overlap=overlap, has_faults=has_faults))
 
 
-@settings(max_examples=scaled(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(5), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_the_output_of_ranks_is_that_of_the_sequential_oracle(rng: random.Random, overlap: bool) -> None:
     scenario = with_pools(random_scenario(rng, overlap=overlap), rng)

@@ -27,7 +27,7 @@ from scale import scaled
 from scenarios.drawing import random_scenario, with_drafts, with_pooling, with_windows
 from scenarios.running import Report, run_scenario
 from scenarios.scenario import VOCAB_SIZE, Scenario
-from seeded_faults import assert_fails
+from seeded_faults import assert_fails, by_turns
 from stand_ins.echo_cuda import WatchedCUDARunner
 from stand_ins.recording_device import RecordingDevice
 
@@ -62,7 +62,7 @@ def run(scenario: Scenario, device: RecordingDevice, *, with_graphs: bool, num_h
     )
 
 
-@settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), with_graphs=st.booleans())
 def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap: bool, with_graphs: bool) -> None:
     device = RecordingDevice()
@@ -71,7 +71,7 @@ def test_output_equals_that_of_the_sequential_oracle(rng: random.Random, overlap
     assert device.waits.count("device.finish") == 1  # by close
 
 
-@settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), with_graphs=st.booleans())
 def test_drafts_do_not_change_the_output(rng: random.Random, overlap: bool, with_graphs: bool) -> None:
     device = RecordingDevice()
@@ -85,7 +85,7 @@ def scenario_with_windows(rng: random.Random, *, overlap: bool, has_drafts: bool
     return with_windows(with_drafts(scenario, rng) if has_drafts else scenario, rng, has_whole=False)
 
 
-@settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rng=st.randoms(use_true_random=False), overlap=st.booleans(), has_drafts=st.booleans(), with_graphs=st.booleans()
 )
@@ -107,7 +107,7 @@ FAULTS_OF_WINDOWS = {
 }  # fmt: skip
 
 
-@settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), has_drafts=st.booleans())
 def test_vectors_have_every_state_once(rng: random.Random, overlap: bool, has_drafts: bool) -> None:
     device, scenario = RecordingDevice(), with_pooling(random_scenario(rng, overlap=overlap), rng)
@@ -206,7 +206,14 @@ SEARCHES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "fault"), [(kind, one) for kind, (faults, _) in SEARCHES.items() for one in faults])
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        pytest.param(kind, *one.values, marks=one.marks)
+        for kind, (faults, _) in SEARCHES.items()
+        for one in by_turns(faults)
+    ],
+)
 def test_a_seeded_fault_is_found(kind: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     faults, num_seeds = SEARCHES[kind]
     seed_fault(faults[fault], monkeypatch)

@@ -28,7 +28,7 @@ def scenario_of_ranks(rng: random.Random, *, overlap: bool) -> Scenario:
     return replace(scenario, num_ranks=rng.choice((2, 2, 3)))
 
 
-@settings(max_examples=scaled(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_the_output_of_ranks_is_that_of_the_sequential_oracle(rng: random.Random, overlap: bool) -> None:
     run_scenario(scenario_of_ranks(rng, overlap=overlap))

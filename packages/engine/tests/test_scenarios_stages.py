@@ -32,7 +32,7 @@ def scenario_of_stages(rng: random.Random) -> Scenario:
     return scenario
 
 
-@settings(max_examples=scaled(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(7), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False))
 def test_the_output_of_stages_is_that_of_the_sequential_oracle(rng: random.Random) -> None:
     run_scenario(scenario_of_stages(rng), after_step=check_turns)

@@ -18,7 +18,7 @@ from scale import scaled
 from scenarios.drawing import random_scenario, with_states
 from scenarios.extending import extended
 from scenarios.running import Report, run_scenario
-from seeded_faults import Edit, assert_found, slow_ones
+from seeded_faults import Edit, assert_found, by_turns
 
 KINDS = (
     "adapters", "grammars", "holds", "interruptions", "limits", "log probabilities", "urgency", "vectors"
@@ -115,7 +115,7 @@ FAULTS: dict[str, list[Edit]] = {
 }
 
 
-@pytest.mark.parametrize("fault", slow_ones(FAULTS, "copy that is asked for once"))
+@pytest.mark.parametrize("fault", by_turns(FAULTS, "copy that is asked for once"))
 def test_seeded_faults_are_found(fault: str) -> None:
     def one(seed: int) -> None:
         run(random.Random(seed), overlap=seed % 3 > 0, kind=None, has_drafts=seed % 2 > 0)

@@ -32,7 +32,7 @@ def drawn(rng: random.Random, *, overlap: bool, kind: str | None) -> Scenario:
     return with_updates(replace(scenario, faults={}, config=config), rng)
 
 
-@settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(6), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32), st.booleans(), st.sampled_from([None, *KINDS]))
 def test_every_token_is_that_of_its_weights(seed: int, overlap: bool, kind: str | None) -> None:
     run_scenario(drawn(random.Random(seed), overlap=overlap, kind=kind))

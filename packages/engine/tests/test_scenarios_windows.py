@@ -25,7 +25,7 @@ from scenarios.drawing import random_scenario, with_windows
 from scenarios.extending import extended
 from scenarios.running import Report, run_scenario
 from scenarios.scenario import Scenario
-from seeded_faults import Edit, assert_found
+from seeded_faults import Edit, assert_found, by_turns
 
 KINDS = ("drafts", "grammars", "holds", "interruptions", "limits", "log probabilities", "urgency", "vectors")
 
@@ -48,7 +48,7 @@ def check_given_back(engine: Engine) -> None:
         assert request.num_passed >= behind
 
 
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rng=st.randoms(use_true_random=False),
     overlap=st.booleans(),
@@ -124,6 +124,6 @@ FAULTS: dict[str, list[Edit]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", by_turns(FAULTS))
 def test_seeded_faults_are_found(fault: str) -> None:
     assert_found(FAULTS[fault], lambda seed: run(random.Random(seed), overlap=seed % 3 > 0, kind=None), range(300))

@@ -50,7 +50,7 @@ from pagewood.kvpool.tiers.pages import device
 from scale import scaled
 from scenarios.drawing import with_grammars
 from scenarios.scenario import Scenario
-from seeded_faults import Edit, assert_fails, seed_fault
+from seeded_faults import Edit, assert_fails, by_turns, seed_fault
 from speculating import (
     Drafter,
     Report,
@@ -115,7 +115,7 @@ def test_answers_of_drafters_with_experts_and_latents(kind: str, architecture: s
         run_random(random.Random(f"{architecture} {seed}"), kind, architecture, overlap=seed % 2 == 0)
 
 
-@settings(max_examples=scaled(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(7), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rng=st.randoms(use_true_random=False),
     overlap=st.booleans(),
@@ -126,7 +126,7 @@ def test_drafts_change_no_answer(rng: random.Random, overlap: bool, kind: str, a
     run_random(rng, kind, architecture, overlap=overlap)
 
 
-@settings(max_examples=scaled(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(7), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans(), architecture=st.sampled_from(ARCHITECTURES))
 def test_every_draft_of_the_target_itself_is_accepted(rng: random.Random, overlap: bool, architecture: str) -> None:
     """Greedy or sampled, after preemption, cache hits, chunks and copies from the host: no draft KV is ever stale."""
@@ -421,7 +421,7 @@ FAULTS: dict[str, tuple[str, list[Edit]]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", by_turns(FAULTS))
 def test_a_seeded_fault_of_a_drafter_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, edits = FAULTS[fault]
     monkeypatch.setattr(draft_model, "follow_any", follow_any, raising=False)

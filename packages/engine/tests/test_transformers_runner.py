@@ -154,7 +154,7 @@ def logits_in_chunks(runner: CUDARunner, tokens: list[int], chunk: int) -> Tenso
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, 64])
 def test_logits_at_every_position(loaded: Loaded, chunk: int) -> None:
     tokens = prompts(7)[6]
     found = logits_in_chunks(loaded.runner, tokens, chunk)

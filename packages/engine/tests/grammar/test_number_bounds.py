@@ -90,7 +90,7 @@ def test_bounds_of_numbers_are_exact(low: str, high: str, sign: int, every: int)
 @pytest.mark.parametrize("low", LOW)
 def test_bounds_of_random_numbers_are_exact(low: str, high: str) -> None:
     draws = random.Random(f"{low} {high}")
-    for _ in range(scaled(20)):
+    for _ in range(scaled(10)):
         first = draws.choice([1, -1]) * round(
             draws.choice([0, 1, 9, 10, 99, 1000]) + draws.random(), draws.randint(0, 3)
         )

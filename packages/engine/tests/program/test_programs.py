@@ -458,11 +458,11 @@ def test_programs_of_high_priority_go_first(make: Any, monkeypatch: pytest.Monke
         for _ in range(5):  # the first one may end before the others have come, if this thread stands still
             ended.clear()
             num_sent = 0
-            first = one("first", 2000).start(on=backend)
+            first = one("first", 800).start(on=backend)
             next(first.stream("text"))
             results = [first]
             # Those that end later are long, so that the thread of the one before has time to say that it has ended.
-            for name, length, priority in (("low", 1000, 0), ("high", 1000, 5)):
+            for name, length, priority in (("low", 400, 0), ("high", 400, 5)):
                 results.append(one(name, length).start(on=backend, priority=priority))
                 while num_sent < len(results):
                     time.sleep(0.001)

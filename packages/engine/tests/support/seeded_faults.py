@@ -47,3 +47,15 @@ def slow_ones(faults: Iterable[str], *slow: str) -> list[Any]:
     """Return faults as parameters; those that take many or long scenarios to find are marked as slow."""
     assert set(slow) <= set(faults)
     return [pytest.param(fault, marks=pytest.mark.slow) if fault in slow else fault for fault in faults]
+
+
+def by_turns(faults: Iterable[str], *slow: str) -> list[Any]:
+    """Return faults of one search as parameters: of three, the first is searched for in every run, the others are slow.
+
+    They show that the search can find something; what it finds, it finds without them.
+    """
+    names = [*faults]
+    return [
+        pytest.param(name, marks=pytest.mark.slow if index % 3 or name in slow else ())
+        for index, name in enumerate(names)
+    ]

@@ -111,7 +111,7 @@ def check_cut(name: str, message: Message, cut: int, draws: random.Random) -> No
             assert num_complete > index
 
 
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 @given(st.sampled_from(CASES), st.integers(0, 2000), st.randoms(use_true_random=False))
 def test_random_cuts(case: tuple[str, str], cut: int, draws: random.Random) -> None:
     name, key = case
@@ -125,7 +125,7 @@ def test_every_cut(name: str, key: str) -> None:
         check_cut(name, MESSAGES[key], cut, random.Random(cut))
 
 
-@settings(max_examples=scaled(50), deadline=None)
+@settings(max_examples=scaled(25), deadline=None)
 @given(st.sampled_from(CASES), st.integers(0, 2000), st.randoms(use_true_random=False))
 def test_the_model_may_end_anywhere(case: tuple[str, str], cut: int, draws: random.Random) -> None:
     """Its own end shows what it wrote, but a call that it has not closed is not complete either."""
@@ -149,7 +149,7 @@ def test_without_parallel_calls_the_first_is_the_last(name: str) -> None:
         assert (function, json.loads(arguments), is_complete, is_over) == (*FIRST, True, True)
 
 
-@settings(max_examples=scaled(70), deadline=None)
+@settings(max_examples=scaled(35), deadline=None)
 @given(st.sampled_from(CASES), st.data(), st.booleans(), st.randoms(use_true_random=False))
 def test_stop_strings_are_searched_in_content(
     case: tuple[str, str], data: st.DataObject, is_regex: bool, draws: random.Random

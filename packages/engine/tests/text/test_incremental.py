@@ -15,7 +15,7 @@ from scale import scaled
 
 
 @given(data=st.data(), skip=st.booleans())
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 def test_joined_text_equals_decoding_at_once(tokenizer: Tokenizer, data: st.DataObject, skip: bool) -> None:
     # Any id, and often the few that interact: spaces at the start, single bytes, special tokens.
     notable = [token for token in range(tokenizer.vocab_size) if tokenizer.decode([token]) in ("", " ", "the", "fox")]
@@ -49,7 +49,7 @@ STEP: Any = st.one_of(
     batches=st.lists(st.lists(st.integers(0, 55), max_size=3), max_size=12),
     skip=st.booleans(),
 )
-@settings(max_examples=scaled(200), deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_any_chain_of_steps_equals_decoding_at_once(
     make_chained: Any, chain: list[Any], batches: list[list[int]], skip: bool
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_step_that_panics_raises_an_ordinary_error(make_chained: Any, name: st
 
 
 @given(text=st.text(max_size=30))
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 def test_a_character_appears_whole_with_its_last_byte(byte_level_tokenizer: Tokenizer, text: str) -> None:
     decoder = byte_level_tokenizer.incremental_decoder(skip_special_tokens=False)
     shown = ""

@@ -96,7 +96,7 @@ TEXT = st.lists(PARTS, max_size=40).map("".join) | REPEATED | st.just("<|end|>" 
     byte_level=st.booleans(),
     text=TEXT,
 )
-@settings(max_examples=scaled(150), deadline=None)
+@settings(max_examples=scaled(75), deadline=None)
 def test_no_text_has_fewer_tokens(
     normalizer: list[Any], pre_tokenizer: list[Any], added: list[AddedToken], byte_level: bool, text: str
 ) -> None:

@@ -70,7 +70,7 @@ def test_what_is_shown_is_never_taken_back_and_little_is_held_back() -> None:
 PIECES = ("one", " ", "\n", "END", "EN", "<think>", "</think>", CALL, BROKEN, "<tool_call>", "x", "<")
 
 
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=10),
     stop=st.sampled_from((("END",), ("\n",), ("EN", "x"), (" ",), ("<tool_call>",))),

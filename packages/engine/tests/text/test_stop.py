@@ -31,7 +31,7 @@ stop_lists = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=4
 
 
 @given(chunks=st.lists(few_letters, max_size=8), stops=stop_lists)
-@settings(max_examples=scaled(150))
+@settings(max_examples=scaled(75))
 def test_against_oracle(chunks: list[str], stops: list[str]) -> None:
     watch = StopStrings(stops)
     shown = ""

@@ -64,7 +64,7 @@ def oracle(text: str, parts: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-@settings(max_examples=scaled(150), deadline=None)
+@settings(max_examples=scaled(75), deadline=None)
 @given(
     chunks=st.lists(st.text(alphabet="abB\né- ", max_size=4), max_size=6),
     some=st.lists(expressions(LIMITED), min_size=1, max_size=2),
@@ -93,7 +93,7 @@ def test_against_oracle(chunks: list[str], some: list[Expression], strings: list
     assert search.push("more") == search.flush() == "" or found is None
 
 
-@settings(max_examples=scaled(150), deadline=None)
+@settings(max_examples=scaled(75), deadline=None)
 @given(expressions([*LIMITED, "*", "+", "{2,}", "*?"]))
 def test_widths_are_those_of_python(one: Expression) -> None:
     least, most = _parser.parse(one.python).getwidth()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

@@ -10,7 +10,7 @@ from scale import scaled
 
 
 @given(data=st.data(), stop=st.lists(st.sampled_from(["the", "he q", "\ufffd", "é", "a", "fox"]), max_size=3))
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 def test_shown_text_is_the_decoded_text_up_to_a_stop(
     tokenizer: Tokenizer, data: st.DataObject, stop: list[str]
 ) -> None:

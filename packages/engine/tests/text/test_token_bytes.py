@@ -14,7 +14,7 @@ from scale import scaled
 
 
 @given(data=st.data())
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 def test_joined_bytes_are_the_text(byte_level_tokenizer: Tokenizer, data: st.DataObject) -> None:
     """For a byte-level tokenizer there is no exception: no beginning, no end, no invalid text."""
     tokenizer = byte_level_tokenizer
@@ -24,14 +24,14 @@ def test_joined_bytes_are_the_text(byte_level_tokenizer: Tokenizer, data: st.Dat
 
 
 @given(text=st.text(max_size=20))
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 def test_bytes_of_a_text_are_its_utf8(byte_level_tokenizer: Tokenizer, text: str) -> None:
     tokens = byte_level_tokenizer.encode(text, add_special_tokens=False).tolist()
     assert b"".join([byte_level_tokenizer.token_bytes(token) for token in tokens]) == text.encode()
 
 
 @given(data=st.data())
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 def test_every_kind_of_decoder(tokenizer: Tokenizer, data: st.DataObject) -> None:
     """Valid text between two other tokens: the part of the text that the tokens in between have added."""
     texts = {token: tokenizer.decode([token]) for token in range(tokenizer.vocab_size)}
