@@ -121,7 +121,7 @@ def test_aligned_chunks_give_the_same_output(
     run_scenario(replace(scenario, config=replace(config, chunk_align=rng.randint(1, max(1, most - most // 8)))))
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_scenarios_exercise_what_they_claim(overlap: bool) -> None:
     reports = [run_scenario(random_scenario(random.Random(seed), overlap=overlap)) for seed in range(25)]
     assert sum(report.num_preempted for report in reports) > 3
@@ -142,7 +142,7 @@ def test_a_fault_of_the_runner_ends_the_requests_that_it_hits_and_changes_no_oth
     run_scenario(scenario_with_faults(rng, overlap=overlap))
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_scenarios_with_faults_exercise_what_they_claim(overlap: bool) -> None:
     reports = [run_scenario(scenario_with_faults(random.Random(seed), overlap=overlap)) for seed in range(30)]
     assert sum(report.num_failed for report in reports) > 15
@@ -206,7 +206,7 @@ def test_pauses_of_single_requests_and_retention_do_not_change_the_output(rng: r
     run_scenario(scenario_with_holds(rng, overlap=overlap))
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_scenarios_with_holds_exercise_what_they_claim(overlap: bool) -> None:
     reports = [run_scenario(scenario_with_holds(random.Random(seed), overlap=overlap)) for seed in range(25)]
     assert sum(report.num_held for report in reports) > 150
@@ -298,7 +298,7 @@ def test_a_fault_of_a_runner_that_drafts_ends_the_requests_that_it_hits(rng: ran
     run_scenario(with_drafts(scenario_with_faults(rng, overlap=overlap), rng))
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_scenarios_with_drafts_exercise_what_they_claim(overlap: bool) -> None:
     reports = [run_scenario(scenario_with_drafts(random.Random(seed), overlap=overlap)) for seed in range(25)]
     assert sum(report.num_accepted for report in reports) > 180
@@ -740,7 +740,13 @@ SEARCHES: dict[str, tuple[dict[str, list[Edit]], Callable[[int], object]]] = {
     "log probabilities": (FAULTS_OF_LOGPROBS, searched(scenario_with_logprobs)),
     "vectors": (FAULTS_OF_VECTORS, run_with_pooling),
 }
-SLOW = ("whole prompt from cache", "broken KV published", "drafts behind forced tokens", "those of another grant")
+SLOW = (
+    "publish before compute",
+    "whole prompt from cache",
+    "broken KV published",
+    "drafts behind forced tokens",
+    "those of another grant",
+)
 """Faults that take many or long scenarios to find."""
 
 
