@@ -71,6 +71,6 @@ def test_answers_to_a_prompt_have_its_log_probabilities(tokenizer: Tokenizer) ->
         prompt = (TokenLogprob(i, -0.5, 1),) if i % 2 == 0 else ()
         call.receive(Delta(name, (i,), FinishReason.LENGTH, first=True, prompt_logprobs=prompt))
     call.read()
-    groups = by_prompt(call.completions(), 2)
+    groups = by_prompt(call.completions(), call.submits, 2)
     assert [[one.tokens for one in group] for group in groups] == [[(0,), (1,)], [(2,), (3,)]]
     assert [[one.prompt_logprobs[0].token for one in group] for group in groups] == [[0, 0], [2, 2]]

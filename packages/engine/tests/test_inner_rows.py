@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,22 @@ def test_an_answer_has_rows_up_to_its_stop_string() -> None:
     assert [kept.tolist() for kept in cut.kept_tokens if kept is not None] == [[token] for token in cut.tokens]
     assert len(cut.hidden_states) == len(cut.tokens) < len(whole.tokens)
     assert (cut.hidden_states == whole.hidden_states[: len(cut.tokens)]).all()
+
+
+def test_answers_to_one_prompt_share_its_rows(monkeypatch: Any) -> None:
+    prompt, asked = list(range(40, 120)), SamplingParams(max_tokens=6, temperature=1.0, seed=3, hidden_states_from=9)
+    with LLM() as llm:
+        [answers] = llm.generate([prompt], asked, n=3, keep_stop_token=True)
+        assert [one.num_cached_tokens >= 64 for one in answers] == [False, True, True]  # the prompt is computed once
+        for answer in answers:
+            text = [*prompt, *answer.tokens[:-1]]
+            [whole] = llm.generate([text], replace(asked, max_tokens=1))
+            assert answer.hidden_states is not None
+            assert len(answer.hidden_states) == len(text) - 9
+            assert (answer.hidden_states == whole.hidden_states).all()
+        assert len({one.tokens for one in answers}) == 3
+        monkeypatch.setattr(intake, "MAX_INNER_BYTES", 10 * 4 * whole.hidden_states.shape[1])  # not for the first one
+        assert {one.finish for one in llm.generate([prompt], asked, n=3)[0]} == {FinishReason.REFUSED}
 
 
 def _left(logits: NDArray[Any], sampling: dict[str, Any], slack: float) -> set[int]:

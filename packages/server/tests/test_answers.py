@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from engine_commands import command_of
 from memory_link import MemoryLink
 from memory_server import MemoryServer
-from pagewood.engine.api import Abort, FinishReason, Refuse, RequestOptions, SamplingParams, SetPriority, Submit
+from pagewood.engine.api import Abort, FinishReason, Refuse, RequestOptions, Rows, SamplingParams, SetPriority, Submit
 from pagewood.engine.seeds import answer_seed
 from pagewood.engine.testing.echo import echo_logprob
 from pagewood.engine.text import Tokenizer
@@ -305,6 +306,26 @@ def test_answers_wait_for_the_scores_of_their_prompt(order: list[tuple[int, int]
         assert [one.text for one in mine] == ["0", "1"]
         assert mine[0].logprobs == wire.Logprobs((), entries[index // 3])
         assert mine[1].logprobs is None
+
+
+@pytest.mark.parametrize("num_own", [1, 2, 5])
+def test_answers_have_the_rows_of_their_prompt(num_own: int) -> None:
+    """Those of the first one, unless one has them itself, because it was sent again alone."""
+
+    def with_rows(first: int, end: int) -> wire.Answer:
+        rows = Rows((end - first, 1), np.arange(first, end, dtype="<i4").tobytes())
+        return wire.Answer("r", "", None, False, None, 7, 0, end - 6, experts=rows)
+
+    sharing = PromptSharing(2)
+    assert (
+        sharing.take(1, with_rows(7 - num_own, 8)) == []
+    )  # positions; the prompt has 7, and the first 2 are not asked
+    found = [sharing.take(index, with_rows(first, end)) for index, first, end in [(0, 2, 7), (0, 7, 8), (1, 8, 10)]]
+    joined = {i: Rows.joined([one.experts for pair in found for j, one in pair if i == j]) for i in range(2)}
+    for rows, end in zip(joined.values(), (8, 10), strict=True):
+        assert rows is not None
+        positions = np.frombuffer(rows.data, "<i4").tolist()
+        assert positions == [*range(2 if end == 8 or num_own < 2 else 7 - num_own, end)]
 
 
 def test_the_score_of_an_answer_is_a_mean() -> None:

@@ -19,6 +19,7 @@ from pagewood.server.keys.gate import KeyGate
 from pagewood.server.keys.key import ApiKey, digest_of
 from pagewood.server.keys.quota import Quota
 from pagewood.server.messages import wire
+from pagewood.server.protocols.openai import tokens
 from pagewood.server.requests import live_request
 from pagewood.server.requests.live import LiveRequests
 from pagewood.server.stages.detokenizing import TextStreams, _Open  # pyright: ignore[reportPrivateUsage]
@@ -105,6 +106,14 @@ CASES = {
         return_routed_experts=True,
         return_hidden_states=True,
         hidden_states_start_len=-1,
+        is_drawn=True,
+    ),
+    "tokens-stream": stream(
+        "/inference/v1/generate",
+        token_ids=[*range(9, 40)],
+        sampling_params={"n": 2, "max_tokens": 8, "temperature": 1, "seed": 5},
+        return_routed_experts=True,
+        return_sampling_mask=True,
         is_drawn=True,
     ),
     "native-ended": whole("/generate", text=["brief", "b"]),
@@ -241,6 +250,7 @@ async def test_the_answer_is_that_of_a_quiet_server(
     case: Case, tools_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaths = Deaths(monkeypatch)
+    monkeypatch.setattr(tokens, "MAX_MASK_TOKENS", 13)
     keys = KeyGate((ApiKey(digest=digest_of(KEY), tenant="acme", tokens_per_minute=10**9),))
     options: dict[str, Any] = {"max_retries": 1, "grammars": False, "gate": keys, "pulse_interval_s": 0.01}
     async with (
@@ -290,6 +300,9 @@ FAULTS: dict[str, tuple[str, Edit]] = {
         "chat-stream-parts", (_Open, "replay", "self._take(_New(), (token,))", "pass")
     ),
     "places of tokens begin anew": ("echo-stream", (_Open, "replay", "self.entries.skip(tokens)", "pass")),
+    "ids that filters left are counted anew": (
+        "tokens-stream", (live_request, "_begun", "num_kept=request.num_kept", "num_kept=0")
+    ),
     "the prompt is shown again": ("echo", (TextStreams, "_open", "and is_new", "")),
 }  # fmt: skip
 

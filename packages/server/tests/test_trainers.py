@@ -7,6 +7,7 @@ Their weights come over NCCL, which an engine on a CPU does not have; over gloo 
 from __future__ import annotations
 
 import asyncio
+import json
 from base64 import b64decode
 from io import BytesIO
 from itertools import pairwise
@@ -145,8 +146,11 @@ async def test_tokens_in_and_out(server: MemoryServer) -> None:
     assert (await post(server, "/inference/v1/generate", wrong, status=400))["error"]["param"].endswith("temperature")
     wrong = {**body, "token_ids": [10**6]}
     assert (await post(server, "/inference/v1/generate", wrong, status=400))["error"]["param"] == "token_ids"
-    wrong = {**body, "stream": True}
-    assert (await post(server, "/inference/v1/generate", wrong, status=400))["error"]["param"] == "stream"
+    wrong = {**body, "stream": True, "sampling_params": {"prompt_logprobs": 0}}
+    error = (await post(server, "/inference/v1/generate", wrong, status=400))["error"]
+    assert error["param"] == "sampling_params.prompt_logprobs"
+    wrong = {**body, "stream_options": {"include_usage": True}}
+    assert (await post(server, "/inference/v1/generate", wrong, status=400))["error"]["param"] == "stream_options"
 
 
 async def test_a_reset_takes_the_memory_of_running_requests_too(server: MemoryServer) -> None:
@@ -189,7 +193,7 @@ async def test_generate_as_slime_does(server: MemoryServer) -> None:
         assert [*of_prompt, *others] == states[start:].tolist()
         assert len(of_prompt) == len(prompt) - start
         assert (found["cached_tokens"] > 0) == (first == -1)
-    for wrong in ({**asked, "stream": True}, {**starts}, {**asked, "hidden_states_start_len": 1000}):
+    for wrong in ({**starts}, {**asked, "hidden_states_start_len": 1000}):
         error = (await post(server, "/generate", {**body, **wrong}, status=400))["error"]
         assert error["param"].startswith(("return_", "routed_experts_start"))
     asked = {"sampling_params": {**chosen, "custom_params": {"return_top_p_token_ids": True}}}
@@ -201,8 +205,6 @@ async def test_generate_as_slime_does(server: MemoryServer) -> None:
         assert len(offsets) == len(expected) + 1
         assert ("output_token_logprobs" in found) == has_logprobs
     assert "top_p_token_ids" not in meta
-    error = (await post(server, "/generate", {**body, **asked, "stream": True}, status=400))["error"]
-    assert error["param"] == "sampling_params.custom_params.return_top_p_token_ids"
     trimmed = await post(server, "/generate", {**body, "sampling_params": {**chosen, "no_stop_trim": False}})
     assert trimmed["output_ids"] == expected[:-1]
     assert trimmed["meta_info"]["completion_tokens"] == meta["completion_tokens"] == len(expected)
@@ -213,3 +215,74 @@ async def test_generate_as_slime_does(server: MemoryServer) -> None:
     assert (await server.admin.get("/flush_cache")).status_code == 200
     assert (await server.admin.post("/continue_generation", json={})).status_code == 200
     assert (await server.client.get("/health_generate")).status_code == 200
+
+
+async def events(server: MemoryServer, path: str, body: dict[str, Any]) -> list[Any]:
+    """Return the events of a stream."""
+    response = await server.client.post(path, json={**body, "stream": True})
+    assert response.status_code == 200, response.text
+    *found, last = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert last == "[DONE]"
+    return [json.loads(one) for one in found]
+
+
+def decoded(value: str) -> list[int]:
+    return np.frombuffer(b64decode(value), "<i4").tolist()
+
+
+@pytest.mark.parametrize("num", [1, 3])
+async def test_streams_of_generate_have_the_same(num: int, server: MemoryServer) -> None:
+    """As SGLang sends them: with the last event what was computed, with each what its tokens were drawn from."""
+    chosen = {"max_new_tokens": 9, "n": num, "temperature": 1.0, "sampling_seed": 3, "no_stop_trim": True}
+    body: dict[str, Any] = {
+        "input_ids": prompt_of(server, "b" * 60), "return_routed_experts": True, "return_hidden_states": True,
+        "hidden_states_start_len": 4, "return_logprob": True,
+        "sampling_params": {**chosen, "custom_params": {"return_top_p_token_ids": True}},
+    }  # fmt: skip
+    whole = await post(server, "/generate", body)
+    for index, answer in enumerate(whole if num > 1 else [whole]):
+        text = [*body["input_ids"], *answer["output_ids"][:-1]]
+        experts = np.frombuffer(b64decode(answer["meta_info"]["routed_experts"]), "<i4").reshape(-1, *EXPERT_SHAPE)
+        assert (experts == experts_of(text)).all()
+        of_prompt, *others = answer["meta_info"]["hidden_states"]
+        assert [*of_prompt, *others] == states_of(text)[4:].tolist()
+        assert len(others) == len(answer["output_ids"]) - 1
+        found = [one for one in await events(server, "/generate", body) if one.get("index", 0) == index]
+        *early, last = [one["meta_info"] for one in found]
+        assert len(early) > 1
+        names = ("routed_experts", "routed_experts_start_len", "hidden_states")
+        assert not any(name in one for one in early for name in names)
+        assert all(last[name] == answer["meta_info"][name] for name in names)
+        masks: list[list[int]] = []
+        for one in found:
+            ids, offsets = (decoded(one["meta_info"][f"top_p_token_{name}"]) for name in ("ids", "offsets"))
+            assert len(offsets) == len(one["output_ids"]) + 1
+            masks += [ids[start:end] for start, end in pairwise(offsets)]
+        assert masks == kept_of(body["input_ids"], answer["output_ids"])
+    if num > 1:  # the prompt is computed once
+        assert [one["meta_info"]["cached_tokens"] > 0 for one in whole] == [False, *[True] * (num - 1)]
+
+
+async def test_streams_of_tokens_have_the_same(server: MemoryServer) -> None:
+    """As vLLM sends them to those who add up new tokens, and read the experts of the last event."""
+    chosen = {"max_tokens": 9, "n": 2, "temperature": 1.0, "seed": 3, "logprobs": 1}
+    asked = {"return_routed_experts": True, "return_sampling_mask": True}
+    body: dict[str, Any] = {"token_ids": prompt_of(server), "sampling_params": chosen, **asked}
+    whole = await post(server, "/inference/v1/generate", body)
+    *found, usage = await events(server, "/inference/v1/generate", {**body, "stream_options": {"include_usage": True}})
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 18
+    for expected in whole["choices"]:
+        text = [*body["token_ids"], *expected["token_ids"][:-1]]
+        experts = np.load(BytesIO(b64decode(expected["routed_experts"])), allow_pickle=False)
+        assert (experts == experts_of(text)).all()
+        parts = [one for event in found for one in event["choices"] if one["index"] == expected["index"]]
+        assert len(parts) > 2
+        for name in ("token_ids", "sampling_mask"):
+            assert [one for part in parts for one in part[name]] == expected[name]
+        assert [one for part in parts for one in part["logprobs"]["content"]] == expected["logprobs"]["content"]
+        for name in ("finish_reason", "weight_versions", "routed_experts"):
+            assert [part[name] for part in parts] == [*[None] * (len(parts) - 1), expected[name]]
+    plain = (await events(server, "/inference/v1/generate", {**body, **dict.fromkeys(asked, False)}))[-1]
+    assert (plain["choices"][0]["sampling_mask"], plain["choices"][0]["routed_experts"]) == (None, None)
+    assert "usage" not in plain

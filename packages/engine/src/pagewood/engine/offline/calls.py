@@ -23,6 +23,7 @@ from pagewood.engine.api import (
     Submit,
     TokenLogprob,
 )
+from pagewood.engine.fan_out import ROW_STARTS, num_prompt_rows
 from pagewood.engine.text import ReadStops, TextStream, Tokenizer
 from pagewood.engine.weight_commands import NameVersion, Sleep, UpdateWeights, WakeUp
 from pagewood.engine.weight_spans import WeightSpan, add_span, spans_shown
@@ -101,13 +102,35 @@ class Completion:
         )
 
 
-def by_prompt(completions: Sequence[Completion], num_answers: int) -> list[list[Completion]]:
-    """Return the completions of each prompt, given all in the order of the prompts.
+def by_prompt(completions: Sequence[Completion], submits: Sequence[Submit], num_each: int) -> list[list[Completion]]:
+    """Return the `num_each` completions of each prompt, given all in the order of the prompts, with their requests.
 
-    The engine reports the log probabilities of a prompt with its first answer only; the others get them here.
+    The engine reports what it has computed of a prompt with its first answer only; the others get it here. If that was
+    refused, all are.
     """
-    groups = [list(completions[i : i + num_answers]) for i in range(0, len(completions), num_answers)]
-    return [[replace(one, prompt_logprobs=group[0].prompt_logprobs) for one in group] for group in groups]
+    groups: list[list[Completion]] = []
+    for i in range(0, len(completions), num_each):
+        first, *others = completions[i : i + num_each]
+        groups.append([first, *(_with_prompt(one, first, submits[i]) for one in others)])
+    return groups
+
+
+def _with_prompt(one: Completion, first: Completion, submit: Submit) -> Completion:
+    """Return an answer with what the `first` one, to `submit`, has of their prompt."""
+    if first.finish is FinishReason.REFUSED:
+        return first
+    experts, states = (num_prompt_rows(submit, start) for start in ROW_STARTS)
+    return replace(
+        one,
+        prompt_logprobs=first.prompt_logprobs,
+        routed_experts=_behind(first.routed_experts, one.routed_experts, experts),
+        hidden_states=_behind(first.hidden_states, one.hidden_states, states),
+    )
+
+
+def _behind(first: NDArray[Any] | None, own: NDArray[Any] | None, num: int) -> NDArray[Any] | None:
+    """Return rows behind the first `num` rows of another answer."""
+    return own if first is None or own is None or not num else np.concatenate([first[:num], own])
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +232,9 @@ class Call:
 
     def results(self) -> list[Completion] | list[list[Completion]]:
         """Return the complete answers as the caller of `generate` gets them."""
-        return self.completions() if self.num_each is None else by_prompt(self.completions(), self.num_each)
+        return (
+            self.completions() if self.num_each is None else by_prompt(self.completions(), self.submits, self.num_each)
+        )
 
 
 def _hidden(submit: Submit, eos_token_ids: Sequence[int]) -> frozenset[int]:

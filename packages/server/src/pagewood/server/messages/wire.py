@@ -125,6 +125,8 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     """Its seed; None: that of its sampling."""
     num_cached_tokens: int = 0
     """What its client was told about its prompt."""
+    num_kept: int = 0
+    """Ids of `SamplingParams.kept_tokens` that it has had."""
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True, tag="text_options"):

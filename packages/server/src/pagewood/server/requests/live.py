@@ -356,6 +356,8 @@ class LiveRequests:
             request = live.get(answer.request_id)
             if request is not None and request.is_settled and answer.finish is None:
                 request.output.extend(answer.output)
+                if answer.logprobs is not None:
+                    request.note_kept(answer.logprobs.tokens)
                 if request.group.queue.put(request.index, answer) and request.group.is_sending:
                     self._incidents.num_slow_readers += 1
                     self._end(request.group, too_slow_reader())
@@ -535,6 +537,8 @@ class LiveRequests:
             request.num_cached_tokens = answer.num_cached_tokens
         request.num_answers += 1
         request.output.extend(answer.output)
+        if answer.logprobs is not None:
+            request.note_kept(answer.logprobs.tokens)
         request.group.queue.put(request.index, answer)
         if answer.finish is not None:
             self._forget(answer.request_id)

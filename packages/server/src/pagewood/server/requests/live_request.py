@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from pagewood.engine.api import MAX_KEPT_TOKENS
 from pagewood.engine.seeds import answer_seed
 from pagewood.server.messages import wire
 from pagewood.server.requests.live_group import LiveGroup
@@ -16,6 +17,9 @@ HELD = -1
 """Stands for a tokenizer: the request has not been sent, and waits in `Held`."""
 SETTLED_ANSWERS = 8
 """After that many answers a request has got on. When an engine dies, its last steps may not have been answered."""
+
+ALL_KEPT = MAX_KEPT_TOKENS
+"""As many ids as a request may ask for."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,6 +39,8 @@ class LiveRequest:
     """The tokens that it has had, if it may be sent again: what its reader got, and nothing more."""
     num_cached_tokens: int = 0  # written by: LiveRequests
     """What its first answer said of its prompt."""
+    num_kept: int = 0  # written by: note_kept
+    """Ids that the filters left for the tokens that it has had; `ALL_KEPT`: they are not reported any more."""
     num_deaths: int = 0  # written by: LiveRequests
     """Deaths of processes that held it, since it last got on."""
     num_answers: int = 0  # written by: LiveRequests
@@ -46,6 +52,11 @@ class LiveRequest:
     def answered(self) -> bool:
         """Whether it has had an answer since it was sent, so that it has left its tokenizer."""
         return self.num_answers > 0
+
+    def note_kept(self, tokens: Sequence[wire.TokenEntry]) -> None:
+        """Count what the filters left for new tokens."""
+        for entry in tokens if self.num_kept < ALL_KEPT else ():
+            self.num_kept = ALL_KEPT if entry.kept is None else self.num_kept + len(entry.kept) // 4
 
 
 def messages_again(requests: Mapping[str, LiveRequest]) -> list[wire.Generate | wire.Encode]:
@@ -89,4 +100,5 @@ def _begun(request: LiveRequest, message: wire.Generate) -> wire.Begun:
         output=request.output.tobytes() or (message.begun[request.place].output if message.begun else b""),
         seed=None if seed is None else answer_seed(seed, request.place),
         num_cached_tokens=request.num_cached_tokens,
+        num_kept=request.num_kept,
     )

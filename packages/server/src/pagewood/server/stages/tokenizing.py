@@ -454,7 +454,10 @@ def _resumed(submit: Submit, text: wire.TextOptions, begun: wire.Begun) -> Submi
     if begun.seed is not None:
         sampling = dataclasses.replace(sampling, seed=begun.seed)
     if begun.output and not submit.is_search:
-        sampling = dataclasses.replace(sampling, prompt_logprobs=None)  # its client has them
+        kept = sampling.kept_tokens
+        if kept is not None:  # the limit is that of the whole answer
+            kept = kept - begun.num_kept if kept > begun.num_kept else None
+        sampling = dataclasses.replace(sampling, prompt_logprobs=None, kept_tokens=kept)  # its client has the prompt's
         text = replace(text, begun=begun, first_token=None, prompt_tokens=b"")
     return replace(submit, sampling=sampling, output=begun.output, carry=wire.encode(text))
 

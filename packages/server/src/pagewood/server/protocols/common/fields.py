@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -325,11 +325,7 @@ def prompt_logprobs(fields: GenerationFields) -> int | None:
         ApiError: the answer is streamed, and streams have no place for them.
     """
     if fields.prompt_logprobs is not None and fields.stream:
-        raise ApiError(
-            "The 'prompt_logprobs' parameter is not available when 'stream' is enabled.",
-            param="prompt_logprobs",
-            code="invalid_value",
-        )
+        raise not_in_streams("prompt_logprobs")
     return fields.prompt_logprobs
 
 
@@ -340,11 +336,13 @@ def check_token_ids(fields: GenerationFields) -> None:
         ApiError: they were asked for, and the answer is streamed.
     """
     if fields.return_token_ids and fields.stream:
-        raise ApiError(
-            "The 'return_token_ids' parameter is not available when 'stream' is enabled.",
-            param="return_token_ids",
-            code="invalid_value",
-        )
+        raise not_in_streams("return_token_ids")
+
+
+def not_in_streams(param: str) -> ApiError:
+    """Return the error of a request for a stream with a parameter for which streams have no place."""
+    message = f"The '{param}' parameter is not available when 'stream' is enabled."
+    return ApiError(message, param=param, code="invalid_value")
 
 
 def stop_ids(fields: SamplingFields, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -352,7 +350,12 @@ def stop_ids(fields: SamplingFields, eos_token_ids: tuple[int, ...]) -> tuple[in
     return (*(() if fields.ignore_eos else eos_token_ids), *(fields.stop_token_ids or ()))
 
 
-def stream_options(fields: GenerationFields) -> StreamOptions:
+class _Streamed(Protocol):
+    stream: bool | None
+    stream_options: StreamOptions | None
+
+
+def stream_options(fields: _Streamed) -> StreamOptions:
     """Return the options of the stream; all are off if the request has none.
 
     Raises:

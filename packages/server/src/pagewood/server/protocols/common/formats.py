@@ -185,6 +185,37 @@ class AnswerMetadata(msgspec.Struct, frozen=True):
     """Of the weights that have computed its last token."""
 
 
+@dataclass(slots=True)
+class InnerRows:
+    """Experts and hidden states of the positions of an answer, if they were asked for, taken from its messages."""
+
+    _experts: list[Rows] = field(default_factory=list[Rows])  # contents written by: add
+    _states: list[Rows] = field(default_factory=list[Rows])  # contents written by: add
+
+    def add(self, answer: wire.Answer) -> None:
+        """Append those of a message."""
+        if answer.experts is not None:
+            self._experts.append(answer.experts)
+        if answer.states is not None:
+            self._states.append(answer.states)
+
+    @property
+    def experts(self) -> Rows | None:
+        """The experts; None: there are none."""
+        return Rows.joined(self._experts)
+
+    @property
+    def states(self) -> Rows | None:
+        """The hidden states; None: there are none."""
+        return Rows.joined(self._states)
+
+
+def kept_of(tokens: Sequence[wire.TokenEntry]) -> list[bytes] | None:
+    """Return what the filters have left for tokens (see `TokenLogprob.kept`); None: not all of it is known."""
+    found = [entry.kept for entry in tokens if entry.kept is not None]
+    return found if len(found) == len(tokens) else None
+
+
 @dataclass(slots=True, kw_only=True)
 class Choice:
     """An answer, put together from its messages.
@@ -214,9 +245,7 @@ class Choice:
     """Ids of its tokens, if they were asked for."""
     prompt_ids: list[int] = field(default_factory=list[int])  # written by: add
     """Ids of its prompt, if they were asked for."""
-    experts: list[Rows | None] = field(default_factory=list[Rows | None])  # contents written by: add
-    states: list[Rows | None] = field(default_factory=list[Rows | None])  # contents written by: add
-    """These two: experts and hidden states of its positions, if they were asked for."""
+    rows: InnerRows = field(default_factory=lambda: InnerRows())
     explanation: Explanation | None = None  # written by: add
     """Explanation of the time before its first token, if requested."""
     timings: RequestTimings | None = None  # written by: add
@@ -233,8 +262,7 @@ class Choice:
             self.first_s = time.monotonic()
             self.explanation = answer.explanation
         self.ids += ids_of(answer.tokens)
-        self.experts.append(answer.experts)
-        self.states.append(answer.states)
+        self.rows.add(answer)
         parts = (wire.Part("content", answer.text),) if answer.parts is None else answer.parts
         touched = [self._add(part) for part in parts if part.text or part.kind in ("tool_call", "call_end")]
         if answer.logprobs is not None:
@@ -259,9 +287,8 @@ class Choice:
 
     @property
     def kept(self) -> list[bytes] | None:
-        """What the filters have left for each of its tokens (see `TokenLogprob.kept`); None: not all of it is known."""
-        found = [entry.kept for entry in self.tokens if entry.kept is not None]
-        return found if len(found) == len(self.tokens) else None
+        """What the filters have left for each of its tokens; None: not all of it is known."""
+        return kept_of(self.tokens)
 
     def _joined(self, kind: str) -> str:
         return "".join([text for section in self.sections if section.kind == kind for text in section.texts])

@@ -58,7 +58,9 @@ class GroupResponse:
     num_choices: int
     """Answers to send for each prompt: all, or the best."""
     shares_prompt: bool
-    """Whether the answers share the log probabilities of their prompt."""
+    """Whether the answers share what is computed of their prompt."""
+    has_rows: bool
+    """Whether answers have experts or hidden states of positions, which take long to write."""
     format: Format
     stream: bool
     is_speculating: bool
@@ -84,7 +86,8 @@ class GroupResponse:
                 for index, answer in found:
                     answers[index].add(answer)
             choices, counts = self._choices(answers), self._usage(tallies)
-            if sum([len(choice.tokens) + len(choice.prompt) for choice in choices]) <= MAX_WRITTEN_AT_ONCE:
+            num_reported = sum([len(choice.tokens) + len(choice.prompt) for choice in choices])
+            if num_reported <= MAX_WRITTEN_AT_ONCE and not self.has_rows:
                 body = self.format.whole(choices, counts)
             else:
                 body = await asyncio.to_thread(self.format.whole, choices, counts)
@@ -100,7 +103,10 @@ class GroupResponse:
         started = False
         try:
             async for found in self._answers(tallies, take):
-                data = b"".join([stream.take(index, answer) for index, answer in found])
+                if self.has_rows and any(answer.finish is not None for _, answer in found):
+                    data = await asyncio.to_thread(_joined, stream, found)
+                else:
+                    data = _joined(stream, found)
                 self.group.is_sending = True
                 if not started:  # wait for the first answer: until then, an error can still be a status
                     started = True
@@ -143,6 +149,11 @@ class GroupResponse:
             tallies[index].add(answer)
             num_open -= answer.finish is not None
             yield [(index, answer)] if sharing is None else sharing.take(index, answer)
+
+
+def _joined(stream: EventStream, found: Sequence[tuple[int, wire.Answer]]) -> bytes:
+    """Return the additions of some answers to a body."""
+    return b"".join([stream.take(index, answer) for index, answer in found])
 
 
 def _write(writer: BodyWriter, stream: EventStream, tallies: list[Tally], index: int, answer: wire.Answer) -> bool:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pagewood.engine.api import Pause, RequestOptions, Resume, SamplingParams
+from pagewood.engine.fan_out import ROW_STARTS
 from pagewood.engine.model_folder.vector_recipe import VectorRecipe
 from pagewood.engine.text import ResponseTemplate
 from pagewood.engine.weight_commands import SLEEP_TAGS, Sleep, SleepTag, WakeUp
@@ -189,6 +190,7 @@ class Service:
             ApiError: the server holds too many requests, or the model cannot call functions.
         """
         options, reading = generation.options, self._reading(generation)
+        has_rows = any(getattr(options.sampling, start) is not None for start in ROW_STARTS)
         asked = replace(
             options,
             adapter=model.adapter,
@@ -230,7 +232,8 @@ class Service:
             num_prompts=len(generation.prompts),
             num_answers=generation.num_answers,
             num_choices=generation.num_choices,
-            shares_prompt=options.sampling.prompt_logprobs is not None and generation.num_answers > 1,
+            shares_prompt=generation.num_answers > 1 and (has_rows or options.sampling.prompt_logprobs is not None),
+            has_rows=has_rows,
             format=format,
             stream=generation.stream,
             is_speculating=self.status.speculation is not None,

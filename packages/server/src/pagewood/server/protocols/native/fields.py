@@ -52,10 +52,9 @@ SAMPLING_NAMES: Mapping[str, str] = {
 """Fields of `SamplingFields` -> their names here."""
 
 
-_KEPT = "sampling_params.custom_params.return_top_p_token_ids"
 PARAM_NAMES: Mapping[str, str] = {
     **{name: f"sampling_params.{SAMPLING_NAMES.get(name, name)}" for name in SamplingFields.model_fields},
-    "kept_tokens": _KEPT,
+    "kept_tokens": "sampling_params.custom_params.return_top_p_token_ids",
     "routed_experts_from": "return_routed_experts",
     "hidden_states_from": "return_hidden_states",
 }
@@ -257,15 +256,9 @@ def parse_generate(body: bytes) -> GenerateRequest:
                     param=name,
                     code="invalid_value",
                 )
-    if found.stream and found.sampling_params is not None and found.sampling_params.has_kept:
-        message = f"The '{_KEPT}' parameter is not available when 'stream' is enabled."
-        raise ApiError(message, param=_KEPT, code="invalid_value")
     for wish, start in (
         ("return_routed_experts", "routed_experts_start_len"), ("return_hidden_states", "hidden_states_start_len"),
     ):  # fmt: skip
-        if getattr(found, wish) and found.stream:
-            message = f"The '{wish}' parameter is not available when 'stream' is enabled."
-            raise ApiError(message, param=wish, code="invalid_value")
         if getattr(found, start) and not getattr(found, wish):
             message = f"The '{start}' parameter is only allowed when '{wish}' is enabled."
             raise ApiError(message, param=start, code="invalid_value")

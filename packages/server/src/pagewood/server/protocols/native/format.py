@@ -11,12 +11,12 @@ from typing import ClassVar, Literal
 import msgspec
 import numpy as np
 
-from pagewood.engine.api import Explanation, RequestTimings, Rows
+from pagewood.engine.api import Explanation, RequestTimings
 from pagewood.engine.weight_spans import FIRST_VERSION
 from pagewood.server.http.errors import ApiError
 from pagewood.server.messages import wire
 from pagewood.server.messages.token_ids import ids_of
-from pagewood.server.protocols.common.formats import EVENTS, Choice, Tally, Usage, event
+from pagewood.server.protocols.common.formats import EVENTS, Choice, InnerRows, Tally, Usage, event, kept_of
 from pagewood.server.protocols.common.logprobs import LOWEST
 from pagewood.server.protocols.common.timings import Chunk
 from pagewood.server.protocols.native.answers import (
@@ -65,7 +65,7 @@ class NativeFormat:
             Answer(
                 text=choice.text,
                 output_ids=choice.ids,
-                meta_info=self._with_rows(
+                meta_info=self.explained(
                     self.meta(
                         choice.tally,
                         finish=choice.finish,
@@ -74,8 +74,9 @@ class NativeFormat:
                         times=(choice.first_s, choice.last_s),
                         explanation=choice.explanation,
                         timings=choice.timings,
+                        rows=choice.rows,
                     ),
-                    choice,
+                    choice.explanation,
                 ),
                 index=index if self.is_array else msgspec.UNSET,
             )
@@ -93,6 +94,7 @@ class NativeFormat:
         times: tuple[float | None, float | None],
         explanation: Explanation | None,
         timings: RequestTimings | None,
+        rows: InnerRows,
     ) -> MetaInfo:
         """Return the data of an answer besides its text.
 
@@ -105,6 +107,7 @@ class NativeFormat:
                 `time.monotonic`.
             explanation: when it was queued and admitted; None: not shown.
             timings: when its prompt was computed and it was preempted; None: not shown.
+            rows: what was computed at its positions, which is shown when it has ended.
         """
         reason = None
         if finish == "length":
@@ -125,6 +128,15 @@ class NativeFormat:
             weight_version=versions[-1].version if versions else FIRST_VERSION,
             weight_versions=versions,
         )
+        if self.has_kept and (kept := kept_of(tokens)) is not None:
+            offsets = np.cumsum([0, *map(len, kept)], dtype="<i4") // 4
+            found = msgspec.structs.replace(
+                found,
+                top_p_token_ids=b64encode(b"".join(kept)).decode(),
+                top_p_token_offsets=b64encode(offsets.tobytes()).decode(),
+            )
+        if finish:
+            found = _with_rows(found, rows)
         if self.logprobs:
             found = msgspec.structs.replace(
                 found,
@@ -160,27 +172,6 @@ class NativeFormat:
             )
         return msgspec.structs.replace(found, timings=shown)
 
-    def _with_rows(self, meta: MetaInfo, choice: Choice) -> MetaInfo:
-        """Return the data of a whole answer, explained, with what was computed at its positions."""
-        meta, num_prompt = self.explained(meta, choice.explanation), meta.prompt_tokens
-        experts, states = Rows.joined(choice.experts), Rows.joined(choice.states)
-        if self.has_kept and (kept := choice.kept) is not None:
-            offsets = np.cumsum([0, *map(len, kept)], dtype="<i4") // 4
-            meta = msgspec.structs.replace(
-                meta,
-                top_p_token_ids=b64encode(b"".join(kept)).decode(),
-                top_p_token_offsets=b64encode(offsets.tobytes()).decode(),
-            )
-        if experts is not None:
-            first = num_prompt + meta.completion_tokens - 1 - experts.shape[0]
-            encoded = b64encode(experts.data).decode()
-            meta = msgspec.structs.replace(meta, routed_experts=encoded, routed_experts_start_len=first)
-        if states is not None:
-            vectors: list[list[float]] = np.frombuffer(states.data, "<f4").reshape(states.shape).tolist()
-            num = max(0, len(vectors) - meta.completion_tokens + 1)
-            meta = msgspec.structs.replace(meta, hidden_states=[vectors[:num], *vectors[num:]])
-        return meta
-
     def explained(self, meta: MetaInfo, explanation: Explanation | None) -> MetaInfo:
         """Return the data of an answer, with the reason why no more of its prompt was cached, if known."""
         if explanation is None or not self.explains:
@@ -213,16 +204,31 @@ class NativeFormat:
         return one.token, max(one.logprob, LOWEST), text
 
 
+def _with_rows(meta: MetaInfo, rows: InnerRows) -> MetaInfo:
+    """Return the data of an answer that has ended, with what was computed at its positions."""
+    experts, states = rows.experts, rows.states
+    if experts is not None:
+        first = meta.prompt_tokens + meta.completion_tokens - 1 - experts.shape[0]
+        encoded = b64encode(experts.data).decode()
+        meta = msgspec.structs.replace(meta, routed_experts=encoded, routed_experts_start_len=first)
+    if states is not None:
+        vectors: list[list[float]] = np.frombuffer(states.data, "<f4").reshape(states.shape).tolist()
+        num = max(0, len(vectors) - meta.completion_tokens + 1)
+        meta = msgspec.structs.replace(meta, hidden_states=[vectors[:num], *vectors[num:]])
+    return meta
+
+
 class NativeStream:
     """The server-sent events of one request: each has the new part of one answer."""
 
-    __slots__ = ("_explanations", "_first_s", "_format", "_tallies")
+    __slots__ = ("_explanations", "_first_s", "_format", "_rows", "_tallies")
 
     def __init__(self, format: NativeFormat) -> None:
         self._format = format
         self._tallies: dict[int, Tally] = {}  # written by: take
         self._first_s: dict[int, float] = {}  # written by: take
         self._explanations: dict[int, Explanation] = {}  # written by: take
+        self._rows: dict[int, InnerRows] = {}  # written by: take
 
     def take(self, index: int, answer: wire.Answer) -> bytes:
         """Return the event of one message."""
@@ -233,6 +239,8 @@ class NativeStream:
             self._first_s[index] = time.monotonic()
         if answer.explanation is not None:
             self._explanations[index] = answer.explanation
+        rows = self._rows.setdefault(index, InnerRows())
+        rows.add(answer)
         logprobs = answer.logprobs
         meta = format.meta(
             tally,
@@ -242,6 +250,7 @@ class NativeStream:
             times=(self._first_s[index], None if answer.finish is None else time.monotonic()),
             explanation=self._explanations.get(index),
             timings=answer.timings,
+            rows=rows,
         )
         new = Answer(
             text=answer.text,

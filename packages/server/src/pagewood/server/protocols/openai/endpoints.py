@@ -188,8 +188,15 @@ class OpenAIEndpoints:
             num_choices=extent.num_choices,
             bad_words=tuple(chosen.bad_words),
             shows_partial=True,
+            stream=bool(said.stream),
         )
-        format = tokens.TokensFormat(id=answer_id, logprobs=extent.logprobs, prompt_logprobs=extent.prompt_logprobs)
+        format = tokens.TokensFormat(
+            id=answer_id,
+            logprobs=extent.logprobs,
+            prompt_logprobs=extent.prompt_logprobs,
+            options=fields.stream_options(said),
+            has_mask=bool(said.return_sampling_mask),
+        )
         return service.generate(generation, model, names=names_of(request, answer_id), format=format)
 
     async def priority(self, request: Request) -> Response:

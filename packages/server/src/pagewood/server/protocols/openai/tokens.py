@@ -13,20 +13,27 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from pagewood.engine.api import MAX_LOGPROBS, Rows
+from pagewood.server.http.errors import ApiError
 from pagewood.server.http.field_limits import MAX_ID_LENGTH, Salt
 from pagewood.server.http.validation import WHOLE, parse
 from pagewood.server.messages import wire
 from pagewood.server.messages.token_ids import ids_of
-from pagewood.server.protocols.common.fields import INT32_MAX, Extent, SamplingFields, TokenId
-from pagewood.server.protocols.common.formats import EVENTS, Choice, EventStream, Usage
+from pagewood.server.protocols.common.fields import (
+    INT32_MAX,
+    Extent,
+    SamplingFields,
+    StreamOptions,
+    TokenId,
+    not_in_streams,
+)
+from pagewood.server.protocols.common.formats import EVENTS, Choice, InnerRows, Tally, Usage, event, kept_of
 from pagewood.server.protocols.common.logprobs import PromptLogprobs, number_of, prompt_logprobs
+from pagewood.server.protocols.openai.stream import ChunkUsage
 
 DEFAULT_MAX_TOKENS = 16
 MAX_MASK_TOKENS = 1 << 20
 """Most ids of a `sampling_mask`, which are JSON."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "stream": (None, False),
-    "stream_options": (None,),
     "features": (None,),
     "content_parts": (None,),
     "output_mode": (None, "tokens"),
@@ -67,6 +74,8 @@ class TokensRequest(BaseModel):
     """Whether choices have the experts of all tokens but the last; vLLM decides that when it starts."""
     return_sampling_mask: bool | None = None
     """Whether choices have, for each token, those that the filters have left."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] | None = None
 
 
@@ -76,7 +85,10 @@ def parse_tokens(body: bytes) -> TokensRequest:
     Raises:
         ApiError: a field is wrong, missing, unknown or not supported.
     """
-    return parse(TokensRequest, body, neutral=NEUTRAL, ignored=frozenset())
+    found = parse(TokensRequest, body, neutral=NEUTRAL, ignored=frozenset())
+    if found.stream and found.sampling_params.prompt_logprobs is not None:
+        raise not_in_streams("sampling_params.prompt_logprobs")
+    return found
 
 
 def extent(chosen: TokenSampling) -> Extent:
@@ -121,17 +133,21 @@ class _Span(msgspec.Struct, frozen=True):
 
 
 class _Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice; in a stream, its new part."""
+
     index: int
-    finish_reason: str
+    finish_reason: str | None
+    """null: it goes on."""
     token_ids: list[int]
     """With the token that ended it."""
     logprobs: _Logprobs | None
-    weight_versions: list[_Span]
-    """Which weights have computed which of its tokens."""
+    weight_versions: list[_Span] | None
+    """Which weights have computed which of its tokens, once it has ended."""
     sampling_mask: list[list[int]] | None = None
     """For each token, those that the filters have left, ascending; null: they are not asked for, or too many."""
     routed_experts: str | None = None
-    """Base64 of a file of numpy (.npy): int32 `[tokens - 1, layers, experts of a token]`, prompt included."""
+    """Base64 of a file of numpy (.npy): int32 `[tokens - 1, layers, experts of a token]`, prompt included; once it has
+    ended."""
 
 
 class GeneratedTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,28 +159,40 @@ class GeneratedTokens(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | None = None
 
 
+class _Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    request_id: str
+    choices: list[_Choice]
+    usage: ChunkUsage
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensFormat:
-    """The answers to one request; they are never streamed."""
+    """The answers to one request."""
 
     id: str
     logprobs: int | None
     """Alternatives for each token; None: choices have no log probabilities."""
     prompt_logprobs: int | None
     """Alternatives for each prompt token; None: the answer has none."""
+    options: StreamOptions
+    has_mask: bool
+    """Whether choices have what the filters have left."""
 
     media_type: ClassVar[str] = EVENTS
 
-    def stream(self, usage: Callable[[], Usage]) -> EventStream:
-        """Fail: a request that asks for a stream is refused."""
-        raise AssertionError("tokens are not streamed")
+    def stream(self, usage: Callable[[], Usage]) -> TokensStream:
+        """Return a new stream."""
+        return TokensStream(self, usage)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """Return the complete answer."""
         return msgspec.json.encode(
             GeneratedTokens(
                 request_id=self.id,
-                choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
+                choices=[
+                    self.choice(index, choice.ids, choice.tokens, (choice.finish, choice.tally, choice.rows))
+                    for index, choice in enumerate(choices)
+                ],
                 usage=usage,
                 prompt_logprobs=None
                 if self.prompt_logprobs is None
@@ -172,17 +200,72 @@ class TokensFormat:
             )
         )
 
-    def _choice(self, index: int, choice: Choice) -> _Choice:
+    def choice(
+        self,
+        index: int,
+        ids: list[int],
+        tokens: Sequence[wire.TokenEntry],
+        ended: tuple[str, Tally, InnerRows] | None,
+    ) -> _Choice:
+        """Return a choice or its new part, with new tokens.
+
+        Args:
+            index: its number.
+            ids: of the tokens.
+            tokens: their entries, if they have any.
+            ended: why it ended, its counts, and what was computed at its positions; None: it goes on.
+        """
         num_top = self.logprobs
+        kept = kept_of(tokens) if self.has_mask else None
+        finish, tally, rows = (None, None, None) if ended is None else ended
         return _Choice(
             index=index,
-            finish_reason=choice.finish,
-            token_ids=choice.ids,
-            logprobs=None if num_top is None else _Logprobs([_with_top(entry, num_top) for entry in choice.tokens]),
-            weight_versions=[_Span(*span) for span in choice.tally.weight_versions],
-            sampling_mask=[ids_of(kept) for kept in choice.kept or ()] or None,
-            routed_experts=_file_of(Rows.joined(choice.experts)),
+            finish_reason=finish,
+            token_ids=ids,
+            logprobs=None if num_top is None else _Logprobs([_with_top(entry, num_top) for entry in tokens]),
+            weight_versions=None if tally is None else [_Span(*span) for span in tally.weight_versions],
+            sampling_mask=None if kept is None else [ids_of(one) for one in kept],
+            routed_experts=None if rows is None else _file_of(rows.experts),
         )
+
+
+class TokensStream:
+    """The server-sent events of one request: each has the new tokens of one choice.
+
+    Args:
+        format: of the answers.
+        usage: returns the tokens of the request so far.
+    """
+
+    __slots__ = ("_format", "_parts", "_usage")
+
+    def __init__(self, format: TokensFormat, usage: Callable[[], Usage]) -> None:
+        self._format = format
+        self._usage = usage
+        self._parts: dict[int, tuple[Tally, InnerRows]] = {}  # written by: take
+
+    def take(self, index: int, answer: wire.Answer) -> bytes:
+        """Return the event of one message."""
+        tally, rows = self._parts.setdefault(index, (Tally(), InnerRows()))
+        tally.add(answer)
+        rows.add(answer)
+        finish = answer.finish
+        entries = () if answer.logprobs is None else answer.logprobs.tokens
+        ended = None if finish is None else (finish.value, tally, rows)
+        choice = self._format.choice(index, ids_of(answer.tokens), entries, ended)
+        return self._event([choice], self._usage() if self._format.options.continuous_usage_stats else msgspec.UNSET)
+
+    def end(self) -> bytes:
+        """Return the usage, if it is wanted, and the last event."""
+        last = self._event([], self._usage()) if self._format.options.include_usage else b""
+        return last + event(b"[DONE]")
+
+    def fail(self, error: ApiError) -> bytes:
+        """Return the event with an error."""
+        return event(error.body())
+
+    def _event(self, choices: list[_Choice], usage: ChunkUsage) -> bytes:
+        return event(msgspec.json.encode(_Chunk(request_id=self._format.id, choices=choices, usage=usage)))
 
 
 def _file_of(rows: Rows | None) -> str | None:
