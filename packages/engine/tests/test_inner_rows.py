@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from numpy.typing import NDArray
 
 from families.case import build
 from families.registry import CASES
+from group_in_threads import ranks_are_threads
+from node_threads import following, over_nodes
 from pagewood.engine.api import FinishReason, Rows, SamplingParams, Submit
 from pagewood.engine.core import requirements
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.offline.llm import LLM
-from weight_bench import PROMPTS, WeightBench
+from weight_bench import PROMPTS, WeightBench, bench_config
 
 DEFAULT = ("qwen3-moe", "deepseek3")
 FAMILIES = [
@@ -75,9 +78,14 @@ def test_rows_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     assert not np.delete(experts, with_experts, axis=1).any()
 
 
-def _traffic(folder: Path, requests: Sequence[dict[str, Any]], **options: Any) -> list[tuple[list[int], Any, int]]:
+_Traffic = list[tuple[list[int], Any, int]]
+
+
+def _traffic(folder: Path, requests: Sequence[dict[str, Any]], *, nodes: int = 1, **options: Any) -> _Traffic:
     """Return the tokens, the rows with what filters left, and the drafted tokens of requests that run together."""
-    with WeightBench(folder, max_running=8, max_length=80, **options) as bench:
+    config = bench_config(folder, max_running=8, max_length=80, **options)
+    config = config if nodes == 1 else replace(over_nodes(nodes, config), num_threads=2)
+    with nullcontext() if nodes == 1 else following(config), WeightBench(folder, config=config) as bench:
         found = bench.run(*[bench.submit(**request) for request in requests])
         assert all(one.end is not None and one.end.finish is FinishReason.LENGTH for one in found)
         assert (bench.engine.counters().num_preempted > 0) == ("max_total_tokens" in options)
@@ -86,9 +94,15 @@ def _traffic(folder: Path, requests: Sequence[dict[str, Any]], **options: Any) -
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Return a model with experts in two of three layers, and its reference."""
-    folder = tmp_path_factory.mktemp("model")
-    return folder, build(CASES["qwen3-moe"], folder)
+    """Return a model with experts in three of four layers, and its reference."""
+    folder, case = tmp_path_factory.mktemp("model"), CASES["qwen3-moe"]
+    return folder, build(replace(case, extra={**case.extra, "num_hidden_layers": 4}), folder)
+
+
+@pytest.fixture(scope="module")
+def alone(model: tuple[Path, Any]) -> _Traffic:
+    """Return what each of `REQUESTS` is answered alone."""
+    return [_traffic(model[0], [request])[0] for request in REQUESTS]
 
 
 @pytest.fixture
@@ -119,25 +133,60 @@ REQUESTS: list[dict[str, Any]] = [
     ],
     ids=str,
 )
-def test_rows_do_not_depend_on_the_traffic(folder: Path, options: dict[str, Any]) -> None:
-    alone = [_traffic(folder, [request])[0] for request in REQUESTS]
+def test_rows_do_not_depend_on_the_traffic(folder: Path, alone: _Traffic, options: dict[str, Any]) -> None:
     if options.get("speculative") == "draft":
         options = {**options, "speculative_model": str(folder)}
     found = _traffic(folder, REQUESTS, **options)
     for request, (tokens, rows, _), (own_tokens, own_rows, _) in zip(REQUESTS, found, alone, strict=True):
         assert tokens == own_tokens
         assert rows == own_rows
-        nums = [None if one is None else len(one) // 4 for one in rows.pop()]
+        *inner, kept = rows
+        nums = [None if one is None else len(one) // 4 for one in kept]
         if "kept_tokens" not in request:
             assert set(nums) == {None}
         else:
             assert (set(nums) == {1}) == (request.get("temperature", 0.0) == 0.0)
-        for own, name in zip(rows, ("routed_experts_from", "hidden_states_from"), strict=True):
+        for own, name in zip(inner, ("routed_experts_from", "hidden_states_from"), strict=True):
             first, length = request.get(name), len(request["prompt"])
             first = length - 1 if first == -1 else first
             assert (own and own.shape[0]) == (None if first is None else length + request["num_tokens"] - 1 - first)
     if "speculative" in options:
         assert sum(num for _, _, num in found) > 0
+
+
+RANKS: list[dict[str, Any]] = [
+    {"tensor_parallel_size": 2},
+    {"pipeline_parallel_size": 2, **SCARCE, "chunked_prefill_size": 8},
+    {"tensor_parallel_size": 2, "enable_dp_attention": True, "expert_parallel": True, "chunked_prefill_size": 8},
+    {"pipeline_parallel_size": 3},
+    {"pipeline_parallel_size": 2, "tensor_parallel_size": 2, "overlap": True},
+    {"pipeline_parallel_size": 3, "speculative": "suffix", "speculative_control": "fixed"},
+    {"tensor_parallel_size": 2, "speculative": "ngram", "speculative_control": "fixed", **SCARCE},
+    {"tensor_parallel_size": 2, "nodes": 2},
+    {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "nodes": 2, "chunked_prefill_size": 8},
+]
+
+
+@pytest.mark.parametrize(
+    "options", [one if i < 2 else pytest.param(one, marks=pytest.mark.slow) for i, one in enumerate(RANKS)], ids=str
+)
+def test_ranks_and_stages_report_the_same(
+    options: dict[str, Any], folder: Path, alone: _Traffic, monkeypatch: Any
+) -> None:
+    """Experts and ids exactly, hidden states but for the order of additions."""
+    ranks_are_threads(monkeypatch)
+    found = _traffic(folder, REQUESTS, num_threads=4, **options)
+    for (tokens, rows, _), (own_tokens, own_rows, _) in zip(found, alone, strict=True):
+        assert tokens == own_tokens
+        (experts, states, kept), (own_experts, own_states, own_kept) = rows, own_rows
+        assert experts == own_experts
+        assert kept == own_kept
+        assert (states is None) == (own_states is None)
+        if states is not None and own_states is not None:
+            np.testing.assert_allclose(_array(states, "<f4"), _array(own_states, "<f4"), atol=1e-5)
+            if "tensor_parallel_size" not in options:
+                assert states == own_states
+    assert ("speculative" in options) == (sum(num for _, _, num in found) > 0)
 
 
 def test_an_answer_has_rows_up_to_its_stop_string() -> None:
@@ -165,7 +214,7 @@ def test_answers_to_one_prompt_share_its_rows(monkeypatch: Any) -> None:
             assert len(answer.hidden_states) == len(text) - 9
             assert (answer.hidden_states == whole.hidden_states).all()
         assert len({one.tokens for one in answers}) == 3
-        monkeypatch.setattr(intake, "MAX_INNER_BYTES", 10 * 4 * whole.hidden_states.shape[1])  # not for the first one
+        monkeypatch.setattr(intake, "MAX_INNER_BYTES", 10 * answer.hidden_states[0].nbytes)  # not for the first one
         assert {one.finish for one in llm.generate([prompt], asked, n=3)[0]} == {FinishReason.REFUSED}
 
 
@@ -228,7 +277,7 @@ def test_kept_tokens_are_those_with_a_processed_log_probability(sampling: dict[s
         ("qwen3", {"routed_experts_from": 0}, {}, "routed_experts_from must be None because the model has none"),
         ("qwen3", {"hidden_states_from": 19}, {}, "hidden_states_from must be at most the length of the prompt, 18"),
         ("qwen3", {"hidden_states_from": 0, "num_tokens": None}, {}, "at most 16 positions (4096 bytes)"),
-        ("qwen3-moe", {"routed_experts_from": 0}, {"tensor_parallel_size": 2}, "is not on the CPU of one process"),
+        ("qwen3-moe", {"routed_experts_from": 0}, {"model_impl": "transformers"}, "this engine does not report them"),
     ],
 )
 def test_refused_by_name(
@@ -240,8 +289,8 @@ def test_refused_by_name(
         end = bench.run(bench.submit(PROMPTS[0], **sampling))[0].end
         kept = bench.run(bench.submit(PROMPTS[0], kept_tokens=1))[0].end
     assert kept is not None
-    ranked = "kept_tokens must be None because the model is not on the CPU of one process, got 1"
-    assert (kept.refusal and kept.refusal.message) == (ranked if "tensor_parallel_size" in options else None)
+    not_kept = "kept_tokens must be None because this engine does not report them, got 1"
+    assert (kept.refusal and kept.refusal.message) == (not_kept if options else None)
     assert end is not None
     assert end.refusal is not None
     assert message in end.refusal.message

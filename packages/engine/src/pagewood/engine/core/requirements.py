@@ -151,7 +151,7 @@ class Requirements:
         """
         kept = submit.sampling.kept_tokens
         if kept is not None and (submit.is_search or not self._reports_kept):
-            why = "in a beam search" if submit.is_search else "because the model is not on the CPU of one process"
+            why = "in a beam search" if submit.is_search else "because this engine does not report them"
             return Refusal(
                 message=f"kept_tokens must be None {why}, got {kept}", param="kept_tokens", code="not_reported"
             )
@@ -161,7 +161,7 @@ class Requirements:
             if start is None:
                 continue
             if not size or submit.is_search:
-                why = "in a beam search" if size else "because the model has none, or is not on the CPU of one process"
+                why = "in a beam search" if size else "because the model has none, or this engine does not report them"
                 return Refusal(message=f"{param} must be None {why}, got {start}", param=param, code="not_reported")
             if start > num_prompt:
                 message = f"{param} must be at most the length of the prompt, {num_prompt}, got {start}"

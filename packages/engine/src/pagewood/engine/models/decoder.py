@@ -48,8 +48,8 @@ class Decoder(Generic[A]):
     """
 
     __slots__ = (
-        "_embedding_norm", "_inputs", "_layers", "_needs", "_norm", "_ops", "_positions", "_relay", "config",
-        "embedding", "head", "ropes", "shard", "short_length", "stage", "whole",
+        "_embedding_norm", "_inputs", "_layers", "_needs", "_norm", "_ops", "_positions", "config", "embedding", "head",
+        "relay", "ropes", "shard", "short_length", "stage", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -80,7 +80,8 @@ class Decoder(Generic[A]):
         self.shard = shard
         self.stage = Stage(0, config.num_layers, config.num_layers) if stage is None else stage
         """The layers that this is; all if the model is not cut into stages."""
-        self._relay = relay
+        self.relay = relay
+        """What passes values between the stages; None: there is one."""
         self._needs = NO_HEAD if relay is None else relay.needs
         self.whole = config
         """The model, of which this may be a part."""
@@ -233,26 +234,26 @@ class Decoder(Generic[A]):
             if config.embedding_multiplier != 1:
                 residual = self._ops.scale(residual, config.embedding_multiplier)
             return residual, None if self._inputs is None else self._inputs(tokens, residual)
-        assert self._relay is not None
+        assert self.relay is not None
         inputs = None
         if config.inputs is not None:
-            inputs = self._relay.receive(tokens, config.num_layers * config.inputs.size)
+            inputs = self.relay.receive(tokens, config.num_layers * config.inputs.size)
         return self._received(tokens), inputs
 
     def _received(self, tokens: A) -> A:
         """Return a residual stream of the stage before, `[T, E]`."""
-        assert self._relay is not None
-        return self._relay.receive(tokens, self.config.hidden_size)
+        assert self.relay is not None
+        return self.relay.receive(tokens, self.config.hidden_size)
 
     def _hand_over(self, pending: A | None, residual: A, inputs: A | None, states: Sequence[A]) -> A:
         """Send what the next stage begins with; return the residual stream `[T, E]`."""
-        assert self._relay is not None
+        assert self.relay is not None
         if pending is not None:
             self._ops.add(pending, residual)
         if inputs is not None:
-            self._relay.send(inputs)
+            self.relay.send(inputs)
         for x in (residual, *states):
-            self._relay.send(x)
+            self.relay.send(x)
         return residual
 
 

@@ -64,6 +64,7 @@ from pagewood.engine.runner.cpu.program.adapters import AdaptedExperts, CPUAdapt
 from pagewood.engine.runner.cpu.program.exchange import Exchange
 from pagewood.engine.runner.cpu.program.latent_attention import CPULatentHeads
 from pagewood.engine.runner.cpu.program.norm_arrays import bias_of, weight_of
+from pagewood.engine.runner.cpu.program.passes import side_by_side
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.cpu.weights.packer import Matrix, Packer
 from pagewood.engine.runner.cpu.weights.packing import PackedWeight
@@ -611,12 +612,7 @@ class CPUOps:
 
     def concat(self, parts: Sequence[Buffer]) -> Buffer:
         """Return the columns of all `parts` side by side, in new memory."""
-        tape = parts[0].tape
-        out, start = tape.buffer(parts[0].rows, sum(part.size for part in parts)), 0
-        for part in parts:
-            tape.write(rows.put, part.rows, x=part, out=out, size=part.size, out_size=out.size, column=start)
-            start += part.size
-        return out
+        return side_by_side(parts)
 
     def latent_heads(self, weight: Tensor, shape: LatentShape) -> LatentHeads[Buffer]:
         """Lay out `weight` `[H (N + V), C]` in panels; it is not kept."""

@@ -27,7 +27,7 @@ from pagewood.engine.runner.cpu.compiled.drawing.choice import NUM_CHOICE_COLUMN
 from pagewood.engine.runner.cpu.compiled.drawing.report import NUM_REPORT_COLUMNS, report
 from pagewood.engine.runner.cpu.compiled.layout import NUM_ADJUSTMENT_COLUMNS, Adjustment, Column, Outcome, lay_out
 from pagewood.engine.runner.cpu.compiled.pool import pool
-from pagewood.engine.runner.cpu.compiled.rows import columns
+from pagewood.engine.runner.cpu.compiled.rows import columns, put
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.tape import Buffer, Operand, Scope, Tape, integers_at
 from pagewood.engine.runner.state_saves import state_saves
@@ -444,4 +444,14 @@ def _columns(x: Buffer, start: int, size: int) -> Buffer:
     """Write the instruction that copies `size` columns of `x` from `start` on; return the copy."""
     out = x.tape.buffer(x.rows, size)
     x.tape.write(columns, x.rows, x=x, out=out, size=x.size, out_size=size, column=start)
+    return out
+
+
+def side_by_side(parts: Sequence[Buffer]) -> Buffer:
+    """Write the instructions that put the columns of all `parts` side by side, in new memory; return it."""
+    tape = parts[0].tape
+    out, start = tape.buffer(parts[0].rows, sum(part.size for part in parts)), 0
+    for part in parts:
+        tape.write(put, part.rows, x=part, out=out, size=part.size, out_size=out.size, column=start)
+        start += part.size
     return out

@@ -23,7 +23,7 @@ from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivi
 from pagewood.engine.runner.cpu.program.draws import draw
 from pagewood.engine.runner.cpu.program.experts import choices_on
 from pagewood.engine.runner.cpu.program.images import CPUImages
-from pagewood.engine.runner.cpu.program.inner_rows import InnerOutputs
+from pagewood.engine.runner.cpu.program.inner_rows import Choices, InnerOutputs
 from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.tape import Buffer, Program, Scope, Tape
@@ -130,7 +130,9 @@ class StepWriter:
                 one.tokens, own.rotated(), self.attention, own.kept, recurrence=self.recurrence, division=divided,
                 visual=self.images,
             )[0]  # fmt: skip
-        choices = choices_on(tape)[num_before:] if self.keeps_inner else []
+        choices = None
+        if self.keeps_inner:
+            choices = Choices.written(self.model, one.tokens, choices_on(tape)[num_before:])
         if self.witness is not None:
             tape.write(exchange.witness, states.rows, x=states, size=states.size, out=self.witness)
         sums = one.pool(states)
@@ -145,8 +147,8 @@ class StepWriter:
             drafter.record_rest(tape, one, accepted)
             mark(3)
         outputs = (logits, accepted.tokens, accepted.counts, reported, sums)
-        if self.keeps_inner:
-            outputs = (*outputs, states, *choices)
+        if choices is not None:
+            outputs = (*outputs, states, *choices.buffers)
         program = tape.program(self.kernel, _capacity(tape, sizes), inputs=(one.tokens,), outputs=outputs)
         found, num_found = (output.view(np.int32) for output in program.outputs[1:3])
         return StepProgram(
@@ -162,14 +164,17 @@ class StepWriter:
             logits=program.outputs[0],
             reports=program.outputs[3],
             sums=program.outputs[4],
-            inner=InnerOutputs.of(program, states, choices, config) if self.keeps_inner else None,
+            inner=None if choices is None else InnerOutputs.of(program, states, choices, self.model.whole),
         )
 
     def _written_for_stage(
         self, tape: Tape, one: Pass, sizes: Sequence[int], drafter: ProgramDrafter | None, first: int
     ) -> StepProgram:
         """Return the program of a stage that sends hidden states, of drafts too; it yields nothing."""
+        num_before = len(choices_on(tape))
         self.model.states(one.tokens, one.rotated(), self.attention, one.kept, recurrence=self.recurrence)
+        if self.keeps_inner:
+            Choices.written(self.model, one.tokens, choices_on(tape)[num_before:]).send(self.model)
         lines = slice(first, tape.num_lines)
         program = tape.program(self.kernel, _capacity(tape, sizes), inputs=(one.tokens,), outputs=())
         return StepProgram(
