@@ -5,6 +5,7 @@ Raw log probabilities of outputs are those that one pass over prompt and output 
 experts and states; processed ones do not depend on the cache or on the batch either.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 
 from families.case import build
 from families.registry import CASES
+from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.models.config import ModelConfig
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
 from weight_bench import PROMPTS, WeightBench
 
 DEFAULT = ("qwen3", "gpt-oss", "gemma2", "deepseek3")
@@ -24,6 +28,24 @@ SAMPLED = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "seed": 3}
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probabilities_are_the_same_bits(family: str, kind: str, tmp_path: Path) -> None:
     build(CASES[family], tmp_path)
+    _check(tmp_path, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("kind", ["raw", "processed"])
+@pytest.mark.parametrize("family", ["qwen3-moe", "gemma2"])
+def test_so_they_are_on_a_cuda_device(family: str, kind: str, tmp_path: Path) -> None:
+    """In batch-invariant mode; steps that report nothing inner have graphs."""
+    build(CASES[family], tmp_path)
+    device = RecordingDevice()
+    make = partial(build_on, device, flashinfer_torch)
+    _check(tmp_path, kind, build=make, device="cuda", dtype="float32", batch_invariant=True)
+    assert device.num_replayed > 0
+
+
+def _check(tmp_path: Path, kind: str, **bench_options: Any) -> None:
+    bench_options = {"max_running": 8, "max_length": 48, **bench_options}
     asked = ("hidden_states_from", "routed_experts_from")
     if ModelConfig.from_folder(tmp_path).expert_shape is None:
         asked = asked[:1]
@@ -34,7 +56,7 @@ def test_log_probabilities_are_the_same_bits(family: str, kind: str, tmp_path: P
         **SAMPLED,
         **dict.fromkeys(asked, -1),
     }
-    with WeightBench(tmp_path, max_running=8, max_length=48) as bench:
+    with WeightBench(tmp_path, **bench_options) as bench:
         cold = bench.run(bench.submit(PROMPTS[0], **options))[0]
         hit = bench.run(bench.submit(PROMPTS[0], **options))[0]
         assert hit.scores == cold.scores
@@ -57,13 +79,13 @@ def test_log_probabilities_are_the_same_bits(family: str, kind: str, tmp_path: P
                     assert own.data.endswith(rows.data)
         start: dict[str, Any] = {"prompt_logprobs": 0, "prompt_logprobs_start": len(PROMPTS[0])}
         assert bench.run(bench.submit(text, num_tokens=1, **start))[0].prompt_scores == scored[len(PROMPTS[0]) - 1 :]
-    with WeightBench(tmp_path, max_running=8, max_length=48) as bench:
+    with WeightBench(tmp_path, **bench_options) as bench:
         others = [bench.submit(PROMPTS[1][number:], num_tokens=12, temperature=1.0) for number in range(3)]
         batched = bench.run(bench.submit(PROMPTS[0], **options), *others)[0]
         assert batched.scores == cold.scores
         assert batched.rows == cold.rows
         assert batched.kept == cold.kept
-    with WeightBench(tmp_path, max_running=8, max_length=48) as bench:  # nothing is asked for
+    with WeightBench(tmp_path, **bench_options) as bench:  # nothing is asked for
         plain = {name: value for name, value in options.items() if name not in (*asked, "kept_tokens")}
         assert bench.run(bench.submit(PROMPTS[0], **plain))[0].scores == cold.scores
     assert len({value for _, value in cold.scores}) > 1

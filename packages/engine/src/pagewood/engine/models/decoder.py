@@ -48,7 +48,7 @@ class Decoder(Generic[A]):
     """
 
     __slots__ = (
-        "_embedding_norm", "_inputs", "_layers", "_needs", "_norm", "_ops", "_positions", "config", "embedding", "head",
+        "_embedding_norm", "_inputs", "_layers", "_needs", "_norm", "_positions", "config", "embedding", "head", "ops",
         "relay", "ropes", "shard", "short_length", "stage", "whole",
     )  # fmt: skip
 
@@ -91,7 +91,8 @@ class Decoder(Generic[A]):
         """What computes the values of positions that layers need: rotations, and the factors of temperatures."""
         self.short_length = config.short_length
         """See `ModelConfig.short_length`."""
-        self._ops = ops
+        self.ops = ops
+        """The arithmetic of the device."""
         self.embedding: Embedding[A]
         self.head: Linear[A]
         """The output projection, from the hidden state `[T, E]` after the last norm to logits `[T, V]`, which it scales
@@ -185,7 +186,7 @@ class Decoder(Generic[A]):
             of this rank's tokens.
             If this is not the last stage: `[T, E]`, the residual stream that it has sent.
         """
-        ops, last, is_last = self._ops, self.stage.stop - 1, self.stage.is_last
+        ops, last, is_last = self.ops, self.stage.stop - 1, self.stage.is_last
         narrows = is_last and all(state <= last for state in captured)  # the last layer's other tokens are not needed
         kept = captured if is_last else self._needs.relayed(self.stage.stop)
         residual, inputs = self._begin(tokens)
@@ -232,7 +233,7 @@ class Decoder(Generic[A]):
         if self.stage.is_first:
             residual = self.embedding(tokens)
             if config.embedding_multiplier != 1:
-                residual = self._ops.scale(residual, config.embedding_multiplier)
+                residual = self.ops.scale(residual, config.embedding_multiplier)
             return residual, None if self._inputs is None else self._inputs(tokens, residual)
         assert self.relay is not None
         inputs = None
@@ -249,7 +250,7 @@ class Decoder(Generic[A]):
         """Send what the next stage begins with; return the residual stream `[T, E]`."""
         assert self.relay is not None
         if pending is not None:
-            self._ops.add(pending, residual)
+            self.ops.add(pending, residual)
         if inputs is not None:
             self.relay.send(inputs)
         for x in (residual, *states):

@@ -191,6 +191,7 @@ def _engine_on(
     built = build_cuda_runner(device, flashinfer, config, folder, processors=processors, rank=own, progress=progress)
     num_pools = config.tensor_parallel_size if config.enable_dp_attention else 1
     runner: Runner = built.runner if ranks is None else ranks.runner(built.runner)
+    is_apart = config.enable_dp_attention or config.pipeline_parallel_size > 1  # no rank has the rows of all layers
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=built.max_length,
@@ -205,6 +206,9 @@ def _engine_on(
         num_states=built.state_sizes.num_places,
         state_interval=built.state_sizes.interval,
         vector_size=built.model.hidden_size,
+        expert_shape=None if is_apart else built.model.expert_shape,
+        reports_states=not is_apart,
+        reports_kept=True,
         page_bytes=sum(built.page_bytes) // num_pools,
         rank_places=() if ranks is None else ranks.group.places,
     )

@@ -96,6 +96,8 @@ def build_transformers_engine(
         num_pages=num_pages,
         page_size=config.page_size,
         vector_size=shape.hidden_size,
+        reports_states=True,
+        reports_kept=True,
         page_bytes=layout.bytes_per_page,
     )
     _log.info(

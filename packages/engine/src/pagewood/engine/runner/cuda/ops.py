@@ -107,7 +107,7 @@ class CUDAOps:
 
     __slots__ = (
         "_adapters", "_exchange", "_expert_kernels", "_flashinfer", "_fused_experts", "_multiply", "_multiply_heads",
-        "_silu_mul",
+        "_silu_mul", "chosen",
     )  # fmt: skip
 
     def __init__(
@@ -141,6 +141,9 @@ class CUDAOps:
         self._multiply = multiply
         self._multiply_heads = multiply_heads
         self._silu_mul = silu_mul or flashinfer.silu_and_mul
+        self.chosen: list[Tensor] | None = None
+        """The experts `[T, K]` that layers choose, in their order; None: they are not kept."""
+        # written by: inner_rows
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Tensor]:
         """Return a projection with `weight` `[out, in]` and `bias` `[out]`."""
@@ -264,7 +267,10 @@ class CUDAOps:
 
     def choose(self, logits: Tensor, router: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the chosen experts and their shares."""
-        return (self._expert_kernels or torch_experts).choose(logits, router, bias)
+        chosen, shares = (self._expert_kernels or torch_experts).choose(logits, router, bias)
+        if self.chosen is not None:
+            self.chosen.append(chosen)
+        return chosen, shares
 
     def experts(
         self, matrices: ExpertMatrices, activation: ExpertActivation, *, weighs_inputs: bool = False

@@ -18,6 +18,8 @@ from torch import Tensor
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.inner_rows import BatchGrants, has_rows
+from pagewood.engine.runner.reported_places import kept_beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,14 @@ class PendingSums:
 
 
 def pooled_tokens(batch: Batch, offsets: Int32) -> Int32:
-    """Return the tokens whose states are added, one grant after the other; `offsets` is the first token of each."""
-    spans = [np.arange(num, dtype=np.int32) + offsets[grant] + first for grant, first, num in batch.pooled.tolist()]
+    """Return the tokens whose states are added, one grant after the other; `offsets` is the first token of each.
+
+    Behind them are those that are kept beside them, see `runner.reported_places`.
+    """
+    entries = batch.pooled.tolist()
+    if has_rows(batch):
+        entries += kept_beside(BatchGrants.of(batch)).tolist()
+    spans = [np.arange(num, dtype=np.int32) + offsets[grant] + first for grant, first, num in entries]
     return np.concatenate(spans) if spans else np.empty(0, np.int32)
 
 
@@ -48,11 +56,12 @@ def queue_sums(device: Device, pooled: Int32, states: Tensor) -> PendingSums | N
     Args:
         device: computes and copies.
         pooled: `[P, 3]`, see `Batch.pooled`.
-        states: `[K, E]`, of `pooled_tokens`.
+        states: `[>= K, E]`, of `pooled_tokens`.
     """
     if not len(pooled):
         return None
-    sums = torch.stack([part.float().sum(0) for part in states.split(pooled[:, 2].tolist())])
+    parts = states[: pooled[:, 2].sum()].split(pooled[:, 2].tolist())
+    sums = torch.stack([part.float().sum(0) for part in parts])
     pinned = device.pinned(sums.numel(), torch.float32)
     device.download(sums.flatten(), pinned)
     return PendingSums(sums=pinned.view(sums.shape), on_device=sums)

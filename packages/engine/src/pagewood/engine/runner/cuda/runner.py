@@ -56,7 +56,9 @@ from pagewood.engine.runner.cuda.drafts.verify_part import VerifyPart
 from pagewood.engine.runner.cuda.drawing.adjust import RowAdjustments, forbid
 from pagewood.engine.runner.cuda.drawing.report import PendingReport, RowReports
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler, is_broken, marked
+from pagewood.engine.runner.cuda.expected import Elsewhere, Expected, OneEach
 from pagewood.engine.runner.cuda.graphs import DecodeGraphs, capture_graphs
+from pagewood.engine.runner.cuda.inner_rows import InnerReports, has_rows
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import AnyAttention, attention_over
 from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
@@ -71,82 +73,6 @@ from pagewood.kvpool.memory import PageMemory
 
 WITNESS_WORDS = 8
 """Words of what a rank says of a step beside its tokens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneEach:
-    """The layout of the result of a plain step: one token for each sampled grant."""
-
-    size: int
-    """S"""
-
-    def result(self, words: Int32) -> StepResult:
-        """Return the result in `words` `[S]`."""
-        return StepResult.of_one_each(words)
-
-    def places(self, result: StepResult) -> NDArray[np.int64]:
-        """Return the row of logits, of S, from which each token of the result was drawn."""
-        return np.flatnonzero(result.counts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
-    """The layout of the result of a step whose tokens another stage draws."""
-
-    num: int
-    """S"""
-    size: int = 0
-    """Words here."""
-
-    def result(self, words: Int32) -> StepResult:
-        """Return a result without tokens."""
-        return StepResult(tokens=words, counts=np.zeros(self.num, np.int32))
-
-    def places(self, result: StepResult) -> NDArray[np.int64]:
-        """Return nothing: there are no tokens here."""
-        return np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """The results of a step."""
-
-    tokens: OneEach | Yielded | Elsewhere
-    drawn: PendingReport | None = None
-    """Reports of drawn tokens, by row of logits; None: no reports."""
-    scored: PendingReport | None = None
-    """Reports of prompt tokens; None: no reports."""
-    sums: PendingSums | None = None
-    """Sums of hidden states; None: no prompt is pooled."""
-    witness: Tensor | None = None
-    """`[4] int64`, see `CUDARunner._witnessed`; it follows the tokens in the memory of the result. None: a model of one
-    rank needs none."""
-    ahead: Tensor | None = None
-    """`[S, D] int32`, see `StepResult.ahead`; it comes last in that memory. None: no drafts."""
-
-    @property
-    def more(self) -> list[Tensor]:
-        """What follows the tokens in the memory of the result, as words."""
-        parts = [None if self.witness is None else self.witness.view(torch.int32), self.ahead]
-        return [part.flatten() for part in parts if part is not None]
-
-    @property
-    def size(self) -> int:
-        """Words of all that comes in the memory of the result."""
-        return self.tokens.size + sum(map(len, self.more))
-
-    def result(self, words: Int32) -> StepResult:
-        """Return the result in `words`; the device has reached the end of the step."""
-        result = self.tokens.result(words[: self.tokens.size])
-        if self.ahead is not None:
-            result = replace(result, ahead=words[-self.ahead.numel() :].reshape(self.ahead.shape))
-        if self.drawn is not None:
-            result = replace(result, logprobs=self.drawn.of(self.tokens.places(result)))
-        if self.scored is not None:
-            result = replace(result, prompt_logprobs=self.scored.of(np.arange(len(self.scored.places))))
-        if self.sums is not None:
-            result = replace(result, vectors=self.sums.read())
-        return result
 
 
 class CUDAStepHandle:
@@ -296,9 +222,9 @@ class CUDARunner:
 
     __slots__ = (
         "_adapters", "_adjustments", "_attention", "_device", "_division", "_drafter", "_feature_memory", "_features",
-        "_filters", "_graphs", "_head", "_held", "_inexact", "_learned", "_lengths", "_mask_windows", "_max_drafts",
-        "_model", "_num_launched", "_page_table", "_planned", "_processors", "_ranked", "_recurrent", "_relay",
-        "_reports", "_rotations", "_shifts", "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
+        "_filters", "_graphs", "_head", "_held", "_inexact", "_inner", "_learned", "_lengths", "_mask_windows",
+        "_max_drafts", "_model", "_num_launched", "_page_table", "_planned", "_processors", "_ranked", "_recurrent",
+        "_relay", "_reports", "_rotations", "_shifts", "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
 
     def __init__(
@@ -416,6 +342,7 @@ class CUDARunner:
             )
             self._processors = RowProcessors(processors, max_rows=max_rows)
             self._reports = RowReports(device, max_rows=max_rows)
+            self._inner = InnerReports(device, model, () if self._head is None else self._head.captured)
             self._inexact = InexactRows(max_rows, num_in_flight=None if ranked is None else ranked.num_in_flight)
             self._ranked = ranked
             self._relay = relay
@@ -663,10 +590,10 @@ class CUDARunner:
         """Queue a step without drafts, of rows whose start the host knows."""
         num_grants, division = len(batch.rows), self._division
         is_decode = batch.num_tokens == num_grants and not len(batch.scored) and not len(batch.pooled)
-        sums, rows = None, None
+        sums, inner, rows = None, None, None
         own = batch if division is None else division.own(batch)
         extended: OwnSampled | None = None
-        if is_decode:
+        if is_decode and not has_rows(batch):
             size = self._graphs.size_for(num_grants if division is None else division.most_grants(batch))
         else:
             size = None
@@ -680,10 +607,12 @@ class CUDARunner:
                     extended = division.sampled(batch, rows)
             host, step, extra = _upload(slot, arrays, extended)
             indices = self._update(host, step)
-            states = self._states(host, step, indices, slot, is_decode=is_decode, division=rows)
+            with self._inner.keeping(batch) as chosen:
+                states = self._states(host, step, indices, slot, is_decode=is_decode, division=rows)
             if not self._is_last:
                 return self._drawn_elsewhere(batch, self._witnessed(partial(self._rows_of, step), step.sources))
             logits, sums = self._logits(states, batch, step)
+            inner = self._inner.queue(batch, states, chosen)
         else:
             if division is None:
                 arrays = step_arrays(batch, self._tables, num_padding=size - num_grants)
@@ -723,7 +652,9 @@ class CUDARunner:
                 self._extend_plain(host, step, indices, slot, extended, extra, is_decode=is_decode)
             ahead = self._draft_ahead(batch, self._rows_of(step), step.drawn_positions + 1, slot)
             tokens = OneEach(size=len(batch.sampled))
-            return Expected(tokens=tokens, drawn=drawn, scored=scored, sums=sums, witness=witness, ahead=ahead)
+            return Expected(
+                tokens=tokens, drawn=drawn, scored=scored, sums=sums, inner=inner, witness=witness, ahead=ahead
+            )
 
         return draw
 
@@ -776,7 +707,8 @@ class CUDARunner:
     ) -> tuple[Callable[[Int32 | None], Expected], ToldDrafts | None]:
         """Queue a step that computes from the exact end of its rows, and verifies its own drafts."""
         shape = None
-        if len(batch.sampled) == len(batch.rows) and (batch.counts == batch.num_promised).all():
+        is_even = len(batch.sampled) == len(batch.rows) and (batch.counts == batch.num_promised).all()
+        if is_even and not has_rows(batch):
             shape = self._verify_graphs.shape_for(len(batch.rows), int(batch.counts.max()))
         if shape is None:
             num_empty = self._attention.num_empty_grants(batch.num_tokens, len(batch.rows))
@@ -821,13 +753,15 @@ class CUDARunner:
         if shape is None:
             planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
             wanted, rows = (_wanted(step), None) if part is None else (part.wanted(own), part.rows)
-            states = self._last_states(sources, own_where.positions, planned, wanted, rows)
+            with self._inner.keeping(batch) as chosen:
+                states = self._last_states(sources, own_where.positions, planned, wanted, rows)
             states = states if part is None else states.index_select(0, on_device["gathered"])
             if not self._is_last:
                 return self._drawn_elsewhere(batch, self._witnessed(rows_of, where.sources)), told
             logits, sums = self._logits(states, batch, step)
+            inner = self._inner.queue(batch, states, chosen)
         else:
-            sums = None
+            sums = inner = None
             logits = self._verify_graphs.of(shape).launch(arrays, where.sources, places, masks, slot.plans)
             logits = logits.index_select(0, step.wanted)
             self._features = self._feature_memory[: shape[0] * shape[1]]
@@ -858,7 +792,9 @@ class CUDARunner:
             ahead = self._draft_ahead(batch, rows, self._lengths.index_select(0, rows), slot)
             stamps.append(self._device.stamp())
             tokens = Yielded(promised=batch.num_promised, stamps=stamps)
-            return Expected(tokens=tokens, drawn=drawn, scored=scored, sums=sums, witness=witness, ahead=ahead)
+            return Expected(
+                tokens=tokens, drawn=drawn, scored=scored, sums=sums, inner=inner, witness=witness, ahead=ahead
+            )
 
         return draw, told
 

@@ -109,7 +109,7 @@ class StepArrays(Generic[X]):
     scored: X
     """[R] prompt tokens before a reported token."""
     pooled: X
-    """[K] tokens of prompts whose hidden states are added up."""
+    """[K] tokens of prompts whose hidden states are added up, then those that are only reported."""
     targets: X
     """[2S] int64 viewed as int32, place in the token table for each sampled token."""
     sampling: X

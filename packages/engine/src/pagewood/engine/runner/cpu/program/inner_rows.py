@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.core.messages.arrays import Int32
-from pagewood.engine.core.messages.batch import num_rows_of
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.runner.cpu.program.passes import Grants, num_wanted_of, side_by_side
+from pagewood.engine.runner.cpu.program.passes import Grants, side_by_side
 from pagewood.engine.runner.cpu.program.tape import Buffer, Program
+from pagewood.engine.runner.reported_places import kept_beside, num_wanted_of, places_of
 
 Float32 = NDArray[np.float32]
 
@@ -105,24 +105,6 @@ def _sizes(config: ModelConfig, stop: int | None = None) -> dict[int, int]:
 
 
 def _places(entries: Int32, grants: Grants, yielded: Int32) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows of the reported positions, among all tokens `[R]` and among the kept ones `[R]`.
-
-    They are those of `entries` `[n, 2]`, see `Batch.routed`; `yielded` `[S]` are the tokens of each sampled grant.
-    """
-    nums = num_rows_of(entries, grants.counts, grants.sampled, grants.promised, yielded).astype(np.intp)
-    grant = np.repeat(entries[:, 0], nums).astype(np.intp)
-    place = np.arange(len(grant)) - np.repeat(np.cumsum(nums) - nums - entries[:, 1], nums)  # in its grant
-    wanted = np.zeros_like(grants.counts)
-    wanted[grants.sampled] = num_wanted_of(grants)
-    first_wanted = (grants.counts - wanted)[grant]  # a grant's wanted tokens are its last ones
-    beside = grants.kept_beside
-    first_beside, left_out = np.zeros((2, len(grants.counts)), np.intp)
-    num_before = int(wanted.sum()) + int(grants.scored[:, 1].sum()) + int(grants.pooled[:, 2].sum())
-    first_beside[beside[:, 0]] = num_before + np.cumsum(beside[:, 2]) - beside[:, 2]
-    left_out[beside[:, 0]] = beside[:, 1]
-    kept = np.where(
-        place < first_wanted,
-        first_beside[grant] + place - left_out[grant],
-        (np.cumsum(wanted) - wanted)[grant] + place - first_wanted,
-    )
-    return (np.cumsum(grants.counts) - grants.counts)[grant] + place, kept
+    """Return the rows of reported positions among tokens and among kept ones, see `places_of`."""
+    num_before = int(num_wanted_of(grants).sum() + grants.scored[:, 1].sum() + grants.pooled[:, 2].sum())
+    return places_of(entries, grants, yielded, kept_beside(grants), num_before)

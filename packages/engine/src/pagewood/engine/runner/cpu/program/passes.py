@@ -30,6 +30,7 @@ from pagewood.engine.runner.cpu.compiled.pool import pool
 from pagewood.engine.runner.cpu.compiled.rows import columns, put
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.tape import Buffer, Operand, Scope, Tape, integers_at
+from pagewood.engine.runner.reported_places import kept_beside
 from pagewood.engine.runner.state_saves import state_saves
 
 Float32 = NDArray[np.float32]
@@ -161,17 +162,6 @@ class Grants:
     state_copies: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
     """[V, 3], see `Batch.state_copies`."""
 
-    @property
-    def kept_beside(self) -> Int32:
-        """[n, 3], tokens that are kept for `routed` and `stated`, because they are not wanted; as in `pooled`."""
-        first = self.counts.copy()
-        first[self.sampled] -= num_wanted_of(self)
-        left_out = first.copy()
-        for entries in (self.routed, self.stated):
-            left_out[entries[:, 0]] = np.minimum(left_out[entries[:, 0]], entries[:, 1])
-        grants = np.flatnonzero(left_out < first).astype(np.int32)
-        return np.column_stack([grants, left_out[grants], (first - left_out)[grants]]).astype(np.int32)
-
     def take(self, grants: Int32, sampled: Int32, places: Int32) -> Grants:
         """Return some of the grants.
 
@@ -198,11 +188,6 @@ class Grants:
             states=self.states[grants_at] if len(self.states) else self.states,
             state_copies=_moved(self.state_copies[np.isin(self.state_copies[:, 0], grants)], grants),
         )
-
-
-def num_wanted_of(grants: Grants) -> Int32:
-    """Return the number of wanted tokens of each sampled grant."""
-    return np.where(grants.promised > 1, grants.counts[grants.sampled], 1).astype(np.int32)
 
 
 def _moved(entries: Int32, grants: Int32) -> Int32:
@@ -418,7 +403,7 @@ class Pass:
         """
         index, rotations, kept = self.scope.index, self._rotations, grants.pooled
         if len(grants.routed) or len(grants.stated):
-            kept = np.concatenate([kept, grants.kept_beside])
+            kept = np.concatenate([kept, kept_beside(grants)])
         while True:
             outcome = lay_out(
                 scopes, index, counts, rotations.columns, grants.rows, grants.starts, grants.counts, grants.sampled,

@@ -17,7 +17,8 @@ from pagewood.engine.api import MAX_LOGPROBS
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.logprobs import Logprobs
 from pagewood.engine.runner.cpu.compiled.drawing.report import RANGE_COLUMN
-from pagewood.engine.runner.cpu.program.passes import Grants, RowTables, num_wanted_of
+from pagewood.engine.runner.cpu.program.passes import Grants, RowTables
+from pagewood.engine.runner.reported_places import num_wanted_of
 
 Float32 = NDArray[np.float32]
 

@@ -8,12 +8,13 @@ Legend: N rows of logits, J of them that are reported, V vocab_size, K most alte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
@@ -38,6 +39,8 @@ class PendingReport:
     """[N], index of each row's report among the J; -1: no report."""
     num_top: Int32
     """[N], alternatives of each row; -1: it is not reported."""
+    kept: PendingKept | None = None
+    """What the filters have left; None: no row reports it."""
 
     def of(self, rows: NDArray[np.int64]) -> Logprobs:
         """Return the reports of some of the N rows, in that order."""
@@ -51,18 +54,54 @@ class PendingReport:
             num_top=self.num_top[rows],
             top_ids=words[:, _NUM_COLUMNS:split].copy(),
             top_values=words[:, split:].copy().view(np.float32),
+            **({} if self.kept is None else self.kept.of(self.places[rows])),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingKept:
+    """What the filters have left for the J rows, as bits: their number is not known before."""
+
+    has: NDArray[np.bool_]
+    """[J], whether a row reports it."""
+    bits: Tensor
+    """[J, bytes] uint8 in pinned memory, the bits of a byte from the lowest one on."""
+    on_device: Tensor
+    """The same on the device, kept until they are copied."""
+
+    @classmethod
+    def queued(cls, device: Device, has: NDArray[np.bool_], is_left: Tensor) -> PendingKept:
+        """Queue the copy of `is_left` `[J, V] bool` to the host."""
+        whole = functional.pad(is_left.to(torch.uint8), (0, -is_left.shape[1] % 8)).view(len(is_left), -1, 8)
+        places = torch.arange(8, dtype=torch.uint8, device=is_left.device)
+        words = (whole << places).sum(-1, dtype=torch.uint8)
+        pinned = device.pinned(words.numel(), torch.uint8)
+        device.download(words.flatten(), pinned)
+        return cls(has=has, bits=pinned.view(words.shape), on_device=words)
+
+    def of(self, places: Int32) -> dict[str, Int32]:
+        """Return the fields of `Logprobs` for some of the J rows; -1: a row that is not among them."""
+        found = [
+            np.flatnonzero(np.unpackbits(self.bits[place].numpy(), bitorder="little")).astype(np.int32)
+            if place >= 0 and self.has[place]
+            else None
+            for place in places.tolist()
+        ]
+        nums = np.array([-1 if one is None else len(one) for one in found], np.int32)
+        ids = [one for one in found if one is not None]
+        return {"num_kept": nums, "kept": np.concatenate(ids) if ids else np.empty(0, np.int32)}
 
 
 class RowReports:
     """The rows that are reported. A batch without such rows costs one check of a host array."""
 
-    __slots__ = ("_device", "_is_processed", "_num_top")
+    __slots__ = ("_device", "_has_kept", "_is_processed", "_num_top")
 
     def __init__(self, device: Device, *, max_rows: int) -> None:
         self._device = device
         self._num_top = np.full(max_rows, -1, np.int32)  # contents written by: admit
         self._is_processed = np.zeros(max_rows, np.bool_)  # contents written by: admit
+        self._has_kept = np.zeros(max_rows, np.bool_)  # contents written by: admit
 
     def admit(self, batch: Batch) -> None:
         """Enter the reports that the admitted requests want; call it before the step is queued."""
@@ -71,6 +110,7 @@ class RowReports:
         if batch.reports is not None:
             self._num_top[batch.reports.rows] = batch.reports.num_top
             self._is_processed[batch.reports.rows] = batch.reports.is_processed
+            self._has_kept[batch.reports.rows] = batch.reports.has_kept
 
     def drawn(
         self,
@@ -99,12 +139,14 @@ class RowReports:
         index = torch.from_numpy(which).to(raw.device, non_blocking=True)
         scores = raw.index_select(0, index).float()
         values = scores.log_softmax(-1)
-        is_processed = self._is_processed[rows[which]]
-        if is_processed.any():
+        is_processed, has_kept, kept = self._is_processed[rows[which]], self._has_kept[rows[which]], None
+        if is_processed.any() or has_kept.any():
             processed = torch.from_numpy(is_processed).to(raw.device, non_blocking=True)[:, None]
             drawn_from = sampler.log_probabilities(filters, changed).index_select(0, index)
             scores, values = (torch.where(processed, drawn_from, one) for one in (scores, values))
-        return self._queue(tokens.index_select(0, index), scores, values, which, num_top)
+            kept = PendingKept.queued(self._device, has_kept, drawn_from > -torch.inf) if has_kept.any() else None
+        found = self._queue(tokens.index_select(0, index), scores, values, which, num_top)
+        return found if kept is None else replace(found, kept=kept)
 
     def scored(self, scored: Int32, tokens: Tensor, logits: Tensor) -> PendingReport:
         """Queue the reports of prompt tokens.
