@@ -128,8 +128,10 @@ def engine_options(config: Any, model: str) -> dict[str, Any]:
     if config.mtp.enable or config.disaggregation.enabled:
         raise ValueError(f"rollout.mtp and rollout.disaggregation must be off with {NAME}, got one of them on")
     own: dict[str, Any] = (config.engine_kwargs or {}).get(NAME) or {}
-    if config.enable_rollout_routing_replay and own.get("device") != "cpu":
-        raise ValueError(f"rollout.enable_rollout_routing_replay must be False with {NAME} but on a CPU, got True")
+    stages = config.pipeline_model_parallel_size
+    if config.enable_rollout_routing_replay and stages > 1 and own.get("device") != "cpu":
+        message = f"must be 1 with enable_rollout_routing_replay and {NAME} but on a CPU, got {stages}"
+        raise ValueError(f"rollout.pipeline_model_parallel_size {message}")
     return {
         "model": model,
         "device": "cuda",
