@@ -243,7 +243,8 @@ def test_a_head_that_reads_the_last_states_changes_no_rows() -> None:
     """The last layer then computes all tokens, and the head has experts too."""
     target, _ = tiny_heads.folders_of("experts")
     requests = [{"prompt": [5 + i * i % 40 for i in range(length)], "num_tokens": 12, **WHOLE} for length in (9, 20)]
-    options = {"device": "cuda", "dtype": "float32", "speculative": "eagle", "speculative_control": "fixed"}
+    drafting = {"speculative": "eagle", "speculative_control": "fixed"}
+    options: dict[str, Any] = {"device": "cuda", "dtype": "float32", **drafting}
     build = partial(build_on, RecordingDevice(), flashinfer_torch)
     found = _traffic(target, requests, build=build, chunked_prefill_size=8, **options)
     _check_alike(found, _traffic(target, requests))
@@ -281,7 +282,8 @@ def test_answers_to_one_prompt_share_its_rows(monkeypatch: Any) -> None:
             assert len(answer.hidden_states) == len(text) - 9
             assert (answer.hidden_states == whole.hidden_states).all()
         assert len({one.tokens for one in answers}) == 3
-        monkeypatch.setattr(requirements, "MAX_INNER_BYTES", 10 * answer.hidden_states[0].nbytes)  # not for the first one
+        assert answers[0].hidden_states is not None
+        monkeypatch.setattr(requirements, "MAX_INNER_BYTES", 10 * answers[0].hidden_states[0].nbytes)
         assert {one.finish for one in llm.generate([prompt], asked, n=3)[0]} == {FinishReason.REFUSED}
 
 

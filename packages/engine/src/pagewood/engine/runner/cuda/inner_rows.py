@@ -22,32 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagewood.engine.core.messages.arrays import Int32
-from pagewood.engine.core.messages.batch import Batch, num_rows_of
+from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cuda.device import Device
-from pagewood.engine.runner.reported_places import kept_beside, places_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchGrants:
-    """The grants of a batch as `reported_places.Granted`."""
-
-    counts: Int32
-    sampled: Int32
-    promised: Int32
-    routed: Int32
-    stated: Int32
-
-    @classmethod
-    def of(cls, batch: Batch) -> BatchGrants:
-        """Return those of a batch."""
-        return cls(
-            counts=batch.counts,
-            sampled=batch.sampled,
-            promised=batch.num_promised,
-            routed=batch.routed,
-            stated=batch.stated,
-        )
+from pagewood.engine.runner.reported_places import Granted
 
 
 def has_rows(batch: Batch) -> bool:
@@ -74,12 +52,9 @@ class _Pending:
         device.download(rows.flatten(), pinned)
         return cls(entries=entries, on_host=pinned.view(rows.shape), on_device=rows)
 
-    def read(self, grants: BatchGrants, yielded: Int32) -> NDArray[Any]:
+    def read(self, grants: Granted, yielded: Int32) -> NDArray[Any]:
         """Return a copy of the rows that count, given the tokens `[S]` of each sampled grant."""
-        most, nums = (
-            num_rows_of(self.entries, grants.counts, grants.sampled, grants.promised, each)
-            for each in (grants.promised, yielded)
-        )
+        most, nums = (grants.num_rows(self.entries, each) for each in (grants.promised, yielded))
         place = np.arange(most.sum()) - np.repeat(np.cumsum(most) - most, most)
         return self.on_host.numpy()[place < np.repeat(nums, most)]
 
@@ -88,7 +63,7 @@ class _Pending:
 class PendingRows:
     """Inner rows of a step."""
 
-    grants: BatchGrants
+    grants: Granted
     experts: _Pending | None
     states: _Pending | None
 
@@ -137,12 +112,11 @@ class InnerReports:
         """
         if not has_rows(batch):
             return None
-        grants = BatchGrants.of(batch)
-        beside = kept_beside(grants)
-        num_before = len(states) - int(beside[:, 2].sum())
+        grants = Granted.of(batch)
+        num_before = len(states) - int(grants.beside[:, 2].sum())
 
         def places(entries: Int32) -> list[Tensor]:
-            found = places_of(entries, grants, grants.promised, beside, num_before)
+            found = grants.places(entries, grants.promised, num_before)
             return [torch.from_numpy(one).to(states.device, non_blocking=True) for one in found]
 
         experts = own = None

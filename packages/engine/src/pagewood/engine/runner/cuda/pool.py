@@ -18,8 +18,8 @@ from torch import Tensor
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cuda.device import Device
-from pagewood.engine.runner.cuda.inner_rows import BatchGrants, has_rows
-from pagewood.engine.runner.reported_places import kept_beside
+from pagewood.engine.runner.cuda.inner_rows import has_rows
+from pagewood.engine.runner.reported_places import Granted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def pooled_tokens(batch: Batch, offsets: Int32) -> Int32:
     """
     entries = batch.pooled.tolist()
     if has_rows(batch):
-        entries += kept_beside(BatchGrants.of(batch)).tolist()
+        entries += Granted.of(batch).beside.tolist()
     spans = [np.arange(num, dtype=np.int32) + offsets[grant] + first for grant, first, num in entries]
     return np.concatenate(spans) if spans else np.empty(0, np.int32)
 

@@ -23,7 +23,6 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.program.passes import Grants, side_by_side
 from pagewood.engine.runner.cpu.program.tape import Buffer, Program
-from pagewood.engine.runner.reported_places import kept_beside, num_wanted_of, places_of
 
 Float32 = NDArray[np.float32]
 
@@ -105,6 +104,7 @@ def _sizes(config: ModelConfig, stop: int | None = None) -> dict[int, int]:
 
 
 def _places(entries: Int32, grants: Grants, yielded: Int32) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows of reported positions among tokens and among kept ones, see `places_of`."""
-    num_before = int(num_wanted_of(grants).sum() + grants.scored[:, 1].sum() + grants.pooled[:, 2].sum())
-    return places_of(entries, grants, yielded, kept_beside(grants), num_before)
+    """Return the rows of reported positions among tokens and among kept ones, see `Granted.places`."""
+    granted = grants.granted
+    num_before = int(granted.num_wanted.sum() + grants.scored[:, 1].sum() + grants.pooled[:, 2].sum())
+    return granted.places(entries, yielded, num_before)

@@ -30,7 +30,7 @@ from pagewood.engine.runner.cpu.compiled.pool import pool
 from pagewood.engine.runner.cpu.compiled.rows import columns, put
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.tape import Buffer, Operand, Scope, Tape, integers_at
-from pagewood.engine.runner.reported_places import kept_beside
+from pagewood.engine.runner.reported_places import Granted
 from pagewood.engine.runner.state_saves import state_saves
 
 Float32 = NDArray[np.float32]
@@ -161,6 +161,13 @@ class Grants:
     """[G, 2], see `Batch.states`."""
     state_copies: Int32 = field(default_factory=lambda: np.empty((0, 3), np.int32))
     """[V, 3], see `Batch.state_copies`."""
+
+    @property
+    def granted(self) -> Granted:
+        """What says where reported positions are."""
+        return Granted(
+            counts=self.counts, sampled=self.sampled, promised=self.promised, routed=self.routed, stated=self.stated
+        )
 
     def take(self, grants: Int32, sampled: Int32, places: Int32) -> Grants:
         """Return some of the grants.
@@ -403,7 +410,7 @@ class Pass:
         """
         index, rotations, kept = self.scope.index, self._rotations, grants.pooled
         if len(grants.routed) or len(grants.stated):
-            kept = np.concatenate([kept, kept_beside(grants)])
+            kept = np.concatenate([kept, grants.granted.beside])
         while True:
             outcome = lay_out(
                 scopes, index, counts, rotations.columns, grants.rows, grants.starts, grants.counts, grants.sampled,

@@ -18,7 +18,6 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.logprobs import Logprobs
 from pagewood.engine.runner.cpu.compiled.drawing.report import RANGE_COLUMN
 from pagewood.engine.runner.cpu.program.passes import Grants, RowTables
-from pagewood.engine.runner.reported_places import num_wanted_of
 
 Float32 = NDArray[np.float32]
 
@@ -39,7 +38,7 @@ def of_drawn(
     is_reported = rows.is_reported(grants.rows[grants.sampled])
     if not is_reported.any():
         return None
-    nums = num_wanted_of(grants)
+    nums = grants.granted.num_wanted
     firsts = np.repeat(np.cumsum(nums) - nums, counts)
     ends = np.cumsum(counts)
     places = firsts + np.arange(len(tokens)) - np.repeat(ends - counts, counts)
@@ -85,7 +84,7 @@ def of_prompts(reports: Float32, grants: Grants, rows: RowTables) -> Logprobs | 
         rows.tokens[grants.rows[grant], start + 1 : start + 1 + num]
         for (grant, num, _), start in zip(grants.scored.tolist(), starts.tolist(), strict=True)
     ]
-    first, flat = int(num_wanted_of(grants).sum()), np.concatenate(tokens)
+    first, flat = int(grants.granted.num_wanted.sum()), np.concatenate(tokens)
     return _read(reports[first : first + len(flat)], flat, np.ones(len(flat), np.bool_))
 
 
