@@ -18,11 +18,14 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from torch import Tensor
 
+from gguf_hybrids import HYBRIDS, hybrid_keys, hybrid_tensors
 from gguf_layouts import converted
 
-_PAIRS = ("llama", "granite", "granitemoe", "olmo", "smollm3", "mistral3")
+_PAIRS = (
+    "llama", "granite", "granitemoe", "olmo", "smollm3", "mistral3", "granitehybrid", "nemotron_h", "nemotron_h_moe",
+)  # fmt: skip
 """Architectures whose queries and keys the converter of llama.cpp reorders (`LlamaModel.permute`)."""
-_ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")
+_ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")
 """Architectures whose norms the converter stores with 1 added."""
 _EPSILONS = ("norm_epsilon", "layer_norm_eps", "norm_eps", "layer_norm_epsilon")
 _OTHER_NAMES = {
@@ -30,7 +33,11 @@ _OTHER_NAMES = {
     "max_position_embeddings": "n_positions", "intermediate_size": "n_inner",
 }  # fmt: skip
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
-_ROUTER = re.compile(r"(mlp\.gate|moe\.gate|router|router\.layer|shared_expert_gate)\.|_bias$|\.bias$")
+_ROUTER = re.compile(
+    r"(mlp\.gate|moe\.gate|mixer\.gate|feed_forward\.gate|router|router\.layer|shared_expert_gate|shortconv\.conv"
+    r"|ssm_(conv1d(_[qkv])?|norm))\.|_bias$|\.bias$|ssm_[ad]$"
+)
+"""Tensors with several dimensions that stay plain."""
 _TOGETHER = re.compile(
     r"(?P<place>model\.layers\.\d+\.).*\.(?P<kind>(?<=\.experts\.)(?:gate_up|down)_proj|input_linear|output_linear)"
     r"(?:\.weight|(?P<bias>_bias)|)"
@@ -81,6 +88,12 @@ def write_gguf(
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     stored = load_file(folder / "model.safetensors")
+    own_keys: dict[str, Any] = {}
+    if architecture in HYBRIDS:
+        stored = hybrid_tensors(architecture, stored, config)
+        given = hybrid_keys(architecture, config)
+        own_keys = {f"{architecture}.{key}": value for key, value in given.items()}
+        config = {"max_position_embeddings": 0, "num_hidden_layers": given.get("block_count"), **config}
     loaded = converted(architecture, stored, config, splits_latents=splits_latents, fuses_heads=fuses_heads)
     weights, parameters = _arranged(_separated(loaded, has_experts=bool(config.get("num_local_experts"))))
     writer = gguf.GGUFWriter(file, architecture)
@@ -99,6 +112,7 @@ def write_gguf(
         **({} if config["eos_token_id"] is None else {"tokenizer.ggml.eos_token_id": config["eos_token_id"]}),
         **_of_experts(architecture, config),
         **parameters,
+        **own_keys,
         **(keys or {}),
     }
     if part[0] > 0:
@@ -121,7 +135,7 @@ def write_gguf(
         interleaved = heads.get(name.split(".")[-2]) if architecture in _PAIRS else None
         if interleaved:
             array = _permuted(array, interleaved)
-        added = architecture in _ONE_ADDED and name.endswith("norm.weight")
+        added = architecture in _ONE_ADDED and name.endswith("norm.weight") and "ssm_norm" not in name
         if added:
             array = array + np.float32(1)
         if array.ndim >= 2 and not _ROUTER.search(name):

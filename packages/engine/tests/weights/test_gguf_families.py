@@ -31,6 +31,7 @@ from pagewood.engine.models.head_config import find_head_names
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.stored.checkpoint_files import tensor_names
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.models.torch_recurrence import WholeTextStates
 from pagewood.engine.weights.gguf import folder, mixtures
 from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
 from pagewood.engine.weights.gguf.tensors import GGUFTensors
@@ -304,6 +305,40 @@ FILES = {
     ),
     "apertus": File(architecture="apertus", case="apertus", extra=rope("linear", factor=2.0),
                     keys={"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}),
+    "qwen3next": File(architecture="qwen3next", case="qwen3-next", extra={"mlp_only_layers": []}),
+    "qwen35": File(architecture="qwen35", case="qwen3.5", extra={"linear_num_value_heads": 6}),
+    "qwen35 with as many heads of keys": File(architecture="qwen35", case="qwen3.5"),
+    "qwen35moe": File(architecture="qwen35moe", case="qwen3.5-moe"),
+    "granitehybrid": File(architecture="granitehybrid", case="granite4-states", extra={"intermediate_size": 80}),
+    "granitehybrid in groups": File(
+        architecture="granitehybrid", case="granite4-groups", extra={"intermediate_size": 80}
+    ),
+    "granitehybrid with experts": File(
+        architecture="granitehybrid", case="granite4-moe", extra={"position_embedding_type": None}
+    ),
+    "granitehybrid of Bamba": File(architecture="granitehybrid", case="bamba"),
+    "granitehybrid of Bamba with biases": File(architecture="granitehybrid", case="bamba-groups"),
+    "falcon-h1": File(architecture="falcon-h1", case="falcon-h1"),
+    "falcon-h1 with norms": File(architecture="falcon-h1", case="falcon-h1-norm-last"),
+    "nemotron_h": File(architecture="nemotron_h", case="nemotron-h"),
+    "nemotron_h_moe": File(
+        architecture="nemotron_h_moe", case="nemotron-h-latents",
+        extra={"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
+    ),
+    "nemotron_h_moe in groups": File(
+        architecture="nemotron_h_moe", case="nemotron-h-latents",
+        extra={"n_group": 2, "topk_group": 1, "n_routed_experts": 6, "moe_latent_size": None, "mlp_bias": False,
+               "num_experts_per_tok": 2, "routed_scaling_factor": 1.7, "norm_topk_prob": True},
+    ),
+    "lfm2": File(architecture="lfm2", case="lfm2"),
+    "lfm2moe": File(architecture="lfm2moe", case="lfm2-moe", extra={"routed_scaling_factor": 1.0}),
+    "lfm2moe without a bias": File(
+        architecture="lfm2moe", case="lfm2-moe-plain", keys={"expert_weights_norm": False},
+        extra={"routed_scaling_factor": 1.0},
+    ),
+    "kimi-linear": File(
+        architecture="kimi-linear", case="kimi-linear", extra={"linear_num_heads": 4},
+    ),
 }  # fmt: skip
 
 
@@ -339,7 +374,8 @@ def logits(made: Path, length: int = LENGTH) -> tuple[torch.Tensor, torch.Tensor
     tokens = positions * 7 % model.config.vocab_size
     attention = WholeTexts([layer.mixer for layer in model.config.layers], length)
     is_short = model.config.is_short(length)
-    return tokens, model(tokens, [rope(positions, is_short=is_short) for rope in model.ropes], attention, positions)
+    ropes = [rope(positions, is_short=is_short) for rope in model.ropes]
+    return tokens, model(tokens, ropes, attention, positions, recurrence=WholeTextStates(length))
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import gguf
 import pytest
 
-from pagewood.engine.weights.gguf import config, dense, keys, mixtures, rope
+from pagewood.engine.weights.gguf import config, dense, hybrids, keys, mixtures, rope
 from pagewood.engine.weights.gguf.architecture import MODULES
 from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
 
@@ -22,9 +22,14 @@ UNREAD = {"attn_rot_embd", "rope_freqs", "rope_factors_long", "rope_factors_shor
 """Tensors that are read by rules of their own, or refused."""
 OUTSIDE = {
     "token_embd", "position_embd", "output_norm", "output", "per_layer_token_embd", "per_layer_model_proj",
-    "per_layer_proj_norm",
+    "per_layer_proj_norm", "token_embd_norm",
 }  # fmt: skip
 NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+SIZES = {
+    "model_type": "", "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 4,
+    "linear_value_head_dim": 4,
+}  # fmt: skip
+"""What modules follow from."""
 NEWER = {"mistral", "deepseek32"}
 """Architectures that the package does not have yet."""
 
@@ -46,8 +51,8 @@ def test_keys_exist() -> None:
     named = {*keys._READ, *keys._WITHOUT_EFFECT, *keys._OF_EXPERTS, *keys._ONE, *keys._ZERO}
     asked = {
         key
-        for module in (config, dense, mixtures)
-        for key in re.findall(r'keys\.(?!has_tensor)\w+\(\s*"([\w.]+)"', inspect.getsource(module))
+        for module in (config, dense, hybrids, mixtures)
+        for key in re.findall(r'keys\.(?!has_)\w+\(\s*"([\w.]+)"', inspect.getsource(module))
     }
     assert len(asked) > 30
     stretching = {f"rope.scaling.{key}" for key in re.findall(r"\{own\}([a-z_]{6,})", inspect.getsource(rope))}
@@ -61,7 +66,7 @@ def test_every_tensor_has_a_place(name: str) -> None:
     modules = {module.removesuffix(".scale") for module in own.modules}
     assert modules <= tensors | MODULES.keys() | _extra_layers(name)
     nextn = {tensor for tensor in tensors if tensor.startswith("nextn.")}
-    assert tensors - UNREAD - OUTSIDE - nextn <= own.all_modules.keys()
+    assert tensors - UNREAD - OUTSIDE - nextn <= own.all_modules(SIZES).keys()
 
 
 def _extra_layers(name: str) -> set[str]:

@@ -5,8 +5,10 @@ Legend: N outputs, K inputs, G groups of inputs of a row.
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.weights.matrix_forms import (
@@ -54,6 +56,26 @@ def columns_of(weight: Weight, inputs: range) -> Weight:
                     f"scale, got {inputs.start} to {inputs.stop}"
                 )
             return _in_groups(weight, max(fits), inputs)
+
+
+def with_heads(weight: Weight, order: NDArray[np.int64]) -> Weight:
+    """Return a matrix in whose inputs heads of one size stand in another order: the old place of each.
+
+    Raises:
+        ValueError: a group has inputs of several heads.
+    """
+    size, group = weight.shape[1] // len(order), getattr(weight, "group", 1)
+    if size % group:
+        raise ValueError(f"groups of {group} inputs must divide heads of {size}")
+    arrays: dict[str, Any] = {one.name: getattr(weight, one.name) for one in fields(weight)}
+    changed = {name: in_order(one, order) for name, one in arrays.items() if getattr(one, "ndim", 0) == 2}
+    return replace(weight, **changed)
+
+
+def in_order(array: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
+    """Return a matrix in whose columns equal parts stand in another order: the old place of each."""
+    parts = array.reshape(len(array), len(order), -1)[:, order]
+    return np.ascontiguousarray(parts).reshape(array.shape)
 
 
 def _in_groups(weight: Int4 | Int8Group, group: int, inputs: range) -> Weight:

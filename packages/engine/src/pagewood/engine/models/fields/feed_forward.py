@@ -58,7 +58,7 @@ def read_feed_forward(
         size=size,
         activation=_read(fields, family, _IN_ENCODERS if family.is_encoder else _ACTIVATIONS),
         has_bias=has_bias,
-        is_fused=family.gate_is_fused,
+        is_fused=fields.flag("gate_is_fused", family.gate_is_fused),  # a GGUF file has gates apart
         gate_multiplier=of_gate,
         multiplier=multiplier,
     )

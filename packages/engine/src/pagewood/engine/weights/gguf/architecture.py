@@ -7,14 +7,37 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagewood.engine.weights.gguf.keys import Keys
 
 Config = Mapping[str, Any]
+Order = NDArray[np.int64]
 ReadKeys = Callable[[Keys, Config], dict[str, Any]]
 """From the keys and the fields that all architectures have to more fields, or other values."""
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a stored tensor has of a module."""
+
+    module: str
+    rows: Order | None = None
+    """The stored row of each row; None: it has all rows, in their order."""
+    heads: Order | None = None
+    """The stored place of each head among the inputs; None: they are in their order."""
+
+
+Modules = Mapping[str, str | tuple[str, ...] | tuple[Piece, ...]]
+"""Modules of a layer by llama.cpp's name."""
+
+
 def _no_more(keys: Keys, config: Config) -> dict[str, Any]:
+    return {}
+
+
+def _no_modules(config: Config) -> Modules:
     return {}
 
 
@@ -44,14 +67,22 @@ class Architecture:
     Then `more` reads both."""
     has_growth: bool = False
     """Whether `rope.scaling.yarn_log_multiplier` is `mscale_all_dim`, beside an `mscale` of 1."""
+    has_recurrence: bool = False
+    """Whether some layers have no attention, so that numbers of heads may be 0 for these layers, or for all."""
     modules: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict[str, str | tuple[str, ...]])
     """Modules of a layer by llama.cpp's name, where they differ from `MODULES`. A name with ".scale" is that of a
     vector beside the module."""
+    modules_of: Callable[[Config], Modules] = _no_modules
+    """More of them, which follow from the configuration."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    """Shapes that the converter changes, by llama.cpp's name; 0: the last dimension of the stored tensor, -1: what is
+    left."""
+    prediction: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Names of modules for multi-token prediction, where the layers behind the decoder's are those of `mtp.layers`."""
 
-    @property
-    def all_modules(self) -> Mapping[str, str | tuple[str, ...]]:
-        """All modules of a layer by llama.cpp's name, also that in which gates and the others of experts are one."""
-        found = {**MODULES, **self.modules}
+    def all_modules(self, config: Config) -> Modules:
+        """Return all modules of a layer, also that in which gates and the others of experts are one."""
+        found = {**MODULES, **self.modules, **self.modules_of(config)}
         return {**found, "ffn_gate_up_exps": tuple(str(found[f"ffn_{one}_exps"]) for one in ("gate", "up"))}
 
 

@@ -6,15 +6,17 @@ Source: ggml-quants.c of llama.cpp. Legend: N outputs, K inputs, B blocks of a r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.weights.checkpoint_formats import Array, Kept, Part, inputs, outputs
+from pagewood.engine.weights.gguf.architecture import Order
 from pagewood.engine.weights.gguf.file import BLOCKS
 from pagewood.engine.weights.gguf.small_blocks import SMALL_BLOCKS
 from pagewood.engine.weights.matrix_forms import F32, SHORT_GROUP, Int8Group
+from pagewood.engine.weights.matrix_parts import with_heads
 from pagewood.engine.weights.nearest import kept_integers, kept_with_offsets
 
 Bytes = NDArray[np.uint8]
@@ -28,6 +30,9 @@ class GGUFBlocks:
 
     kind: str
     """A type of `file.BLOCKS` with blocks of more than one number."""
+    heads: Order | None = None
+    """The stored place of each head among the inputs, if blocks have inputs of several heads; None: they stay where
+    they are."""
 
     @property
     def name(self) -> str:
@@ -37,11 +42,15 @@ class GGUFBlocks:
     def parts(self, rows: int, columns: int) -> Sequence[Part]:
         """Return the one tensor."""
         [block] = (numbers for name, numbers, _ in BLOCKS.values() if name == self.kind)
-        axes = (outputs(1), inputs(block))
+        axes = (outputs(1), inputs(block)) if self.heads is None else None
         return [Part(suffix=".weight", shape=(rows, columns), dtypes=(self.kind,), axes=axes)]
 
     def read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:
         """Return the matrix; `found` has the bytes of its blocks `[N, B * bytes]`."""
+        kept = self._read(found, rows, columns)
+        return kept if self.heads is None else replace(kept, weight=with_heads(kept.weight, self.heads))
+
+    def _read(self, found: Mapping[str, Array], rows: int, columns: int) -> Kept:
         raw: Bytes = found[".weight"]
         match self.kind:
             case "Q8_0":

@@ -41,19 +41,20 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     fields = Fields(str(file.path), file.metadata)
     name = fields.text("general.architecture")
     keys = Keys(file, name)
-    heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
+    size = keys.first_size if own.has_own_kinds else keys.only_size if own.has_recurrence else keys.size
+    hidden = keys.size("embedding_length")
+    heads = size("attention.head_count", 1 if own.has_recurrence else None)
     head_dim, rotated = _head_sizes(keys, own, hidden // heads or 1)
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise ValueError(f"{file.path} lacks the tensor token_embd.weight of shape (vocabulary, {hidden})")
     length = keys.size("context_length")
-    size = keys.first_size if own.has_own_kinds else keys.size
     config: dict[str, Any] = {
         "architectures": [own.family],
         "model_type": own.model_type,
         "vocab_size": table.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": size("feed_forward_length"),
+        "intermediate_size": size("feed_forward_length", 1 if own.has_recurrence else None),
         "num_hidden_layers": keys.size("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": size("attention.head_count_kv", heads),
@@ -66,8 +67,8 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         else rope_scaling_of(
             file, fields, name, length, head_dim, has_latents=own.has_latents, has_growth=own.has_growth
         ),
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+        "attention_bias": keys.has_in_layers("attn_q.bias") or keys.has_in_layers("attn_qkv.bias"),
+        "mlp_bias": keys.has_in_layers("ffn_up.bias"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": _ends(fields, table.shape[0]),
     }

@@ -130,9 +130,14 @@ def _cohere2(keys: Keys, config: Config) -> dict[str, Any]:
 
 
 def granite(keys: Keys, config: Config) -> dict[str, Any]:
-    """Return the factors of Granite; llama.cpp takes a factor of 0 for the usual one."""
+    """Return the factors of Granite with a rope."""
     if not keys.flag("rope.scaling.finetuned", True):
         raise ValueError(f"{keys.source}: {keys.name}.rope.scaling.finetuned must be true, got False: without a rope")
+    return granite_factors(keys, config)
+
+
+def granite_factors(keys: Keys, config: Config) -> dict[str, Any]:
+    """Return the factors of Granite; llama.cpp takes a factor of 0 for the usual one."""
 
     def factor(key: str, usual: float) -> float:
         return keys.number(key, 0.0, low=0, high=LARGEST_FACTOR) or usual

@@ -24,7 +24,8 @@ _READ = frozenset(
         "rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
         "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor",
         "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_beta_fast",
-        "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_beta_slow", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
+        "ssm.group_count", "shortconv.l_cache", "kda.head_dim",
     }
 )  # fmt: skip
 """Keys that are read wherever they have a meaning."""
@@ -61,7 +62,7 @@ _ZERO: tuple[str, ...] = (
     "attention.key_length_mla", "attention.value_length_mla", "attention.key_length_swa", "attention.value_length_swa",
     "attention.shared_kv_layers", "attention.sliding_window_pattern", "attention.indexer.head_count",
     "attention.indexer.key_length", "attention.indexer.top_k", "attention.group_norm_groups",
-    "rope.dimension_count_swa", "rope.dimension_sections", "rope.freq_base_swa",
+    "rope.dimension_count_swa", "rope.dimension_sections", "rope.freq_base_swa", "ssm.dt_b_c_rms",
 )  # fmt: skip
 """Features that most architectures lack: the value must then be 0, false or a list of these."""
 
@@ -116,6 +117,33 @@ class Keys:
             )
         return found
 
+    def only_size(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of at least 1, of a number for all layers or a list in which others are 0.
+
+        `default` is that of an absent key, or of zeros alone.
+        """
+        found = {one for one in self.integers(key) if one}
+        if len(found) > 1:
+            raise ValueError(
+                f"{self.source}: {self.name}.{key} must be one number in all layers, or 0, got {sorted(found)!r:.80}"
+            )
+        if not found and default is not None:
+            return default
+        return found.pop() if found else self.size(key)
+
+    def are_set(self, key: str, num_layers: int) -> list[bool]:
+        """Return for each layer whether a number is not 0, of a list of them or a number for all.
+
+        A list may name more layers, for multi-token prediction.
+        """
+        found = list(self.integers(key))
+        found = found * num_layers if len(found) == 1 else found
+        if len(found) < num_layers:
+            raise ValueError(
+                f"{self.source}: {self.name}.{key} must be a number for each of {num_layers} layers, got {len(found)}"
+            )
+        return [one > 0 for one in found[:num_layers]]
+
     def number(self, key: str, default: float | None = None, *, low: float, high: float) -> float:
         """Return a number."""
         return self._fields.number(self._named(key), default, low=low, high=high)
@@ -135,6 +163,10 @@ class Keys:
     def has_tensor(self, name: str) -> bool:
         """Return whether the file has a tensor, which says more than its keys do about some features."""
         return name in self._file.tensors
+
+    def has_in_layers(self, name: str) -> bool:
+        """Return whether a layer has a tensor of this name."""
+        return any(one.startswith("blk.") and one.endswith(f".{name}") for one in self._file.tensors)
 
     def vector(self, name: str) -> Sequence[float]:
         """Return the numbers of a tensor of the kind F32 with one axis; none if the file lacks it."""

@@ -19,7 +19,7 @@ _LLAMA4_CHUNK = 8192
 """Positions of a chunk, in layers with a rope, and positions with the same temperature in the others."""
 _GLM_LITE = {(47, 154_880), (48, 154_880)}
 """Layers and tokens of GLM-4.7 Flash, whose first files do not say how its experts are weighted."""
-_SHARED_EXPERTS = {
+SHARED_EXPERTS = {
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
@@ -31,7 +31,7 @@ _SHARED_EXPERTS = {
     "nextn.shared_head_head": "shared_head.head",
     "nextn.shared_head_norm": "shared_head.norm",
 }
-_LATENTS = {
+LATENTS = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -45,7 +45,7 @@ _ERNIE_MOE = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-_GRANITE_MOE = {
+GRANITE_MOE = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.gate_proj",
     "ffn_up_exps": "block_sparse_moe.experts.{}.up_proj",
@@ -82,7 +82,7 @@ def _llama(keys: Keys, config: Config) -> dict[str, Any]:
             "architectures": ["MixtralForCausalLM"],
             "model_type": "mixtral",
             "sliding_window": window or None,
-            **_experts(keys, "num_local_experts", renormalises=True),
+            **experts(keys, "num_local_experts", renormalises=True),
         }
     if window:
         return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
@@ -95,7 +95,7 @@ def _llama4(keys: Keys, config: Config) -> dict[str, Any]:
     llama.cpp has those of the published models, and none of them for a window of 0. It has norms of queries and keys
     for all numbers of experts but 128.
     """
-    found = _experts(keys, "num_local_experts", renormalises=False)
+    found = experts(keys, "num_local_experts", renormalises=False)
     if found.pop("norm_topk_prob"):
         raise ValueError(f"{keys.source}: {keys.name}.expert_weights_norm must be absent or false, got True")
     num_layers = config["num_hidden_layers"]
@@ -116,7 +116,7 @@ def _llama4(keys: Keys, config: Config) -> dict[str, Any]:
 
 
 def _qwen2_moe(keys: Keys, config: Config) -> dict[str, Any]:
-    found = _experts(keys, "num_experts", renormalises=False)
+    found = experts(keys, "num_experts", renormalises=False)
     whole = config["intermediate_size"]
     keys.integer("expert_shared_count", 0)  # the size says whether there are any
     return {
@@ -127,7 +127,7 @@ def _qwen2_moe(keys: Keys, config: Config) -> dict[str, Any]:
 
 
 def _qwen3_moe(keys: Keys, config: Config) -> dict[str, Any]:
-    found = _experts(keys, "num_experts", renormalises=True)
+    found = experts(keys, "num_experts", renormalises=True)
     whole = config["intermediate_size"]
     size = keys.size("expert_feed_forward_length", whole // found["num_experts_per_tok"])
     return {**found, "moe_intermediate_size": size}
@@ -138,12 +138,12 @@ def _qwen3_vl_moe(keys: Keys, config: Config) -> dict[str, Any]:
 
 
 def _olmoe(keys: Keys, config: Config) -> dict[str, Any]:
-    return _experts(keys, "num_experts", renormalises=False)
+    return experts(keys, "num_experts", renormalises=False)
 
 
 def _granite_moe(keys: Keys, config: Config) -> dict[str, Any]:
     """The weights of experts are the softmax over the chosen ones, which is that over all, divided by their sum."""
-    found = {**granite(keys, config), **_experts(keys, "num_local_experts", renormalises=True)}
+    found = {**granite(keys, config), **experts(keys, "num_local_experts", renormalises=True)}
     if not found.pop("norm_topk_prob"):
         raise ValueError(f"{keys.source}: {keys.name}.expert_weights_norm must be absent or true, got False")
     shared = keys.integer("expert_shared_feed_forward_length", 0)
@@ -154,7 +154,7 @@ def _granite_moe(keys: Keys, config: Config) -> dict[str, Any]:
 
 
 def _gpt_oss(keys: Keys, config: Config) -> dict[str, Any]:
-    found = _experts(keys, "num_local_experts", renormalises=False)
+    found = experts(keys, "num_local_experts", renormalises=False)
     if found.pop("norm_topk_prob"):
         raise ValueError(f"{keys.source}: {keys.name}.expert_weights_norm must be absent or false, got True")
     scaling = config["rope_scaling"]
@@ -168,17 +168,16 @@ def _gpt_oss(keys: Keys, config: Config) -> dict[str, Any]:
 
 
 def _glm4_moe(keys: Keys, config: Config) -> dict[str, Any]:
-    if _score(keys, usual=_SIGMOID) != _SIGMOID:
-        raise ValueError(f"{keys.source}: {keys.name}.expert_gating_func must be absent or {_SIGMOID}, got {_SOFTMAX}")
+    must_be_sigmoid(keys)
     return {
-        **_shared_experts(keys, config),
+        **of_shared_experts(keys, config),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
         "use_qk_norm": keys.has_tensor("blk.0.attn_q_norm.weight"),
     }
 
 
 def _ernie_moe(keys: Keys, config: Config) -> dict[str, Any]:
-    found = _experts(keys, "moe_num_experts", renormalises=True)
+    found = experts(keys, "moe_num_experts", renormalises=True)
     keys.integer("expert_shared_feed_forward_length", 0)  # follows from their number
     return {
         **found,
@@ -192,19 +191,31 @@ def _ernie_moe(keys: Keys, config: Config) -> dict[str, Any]:
 
 
 def _minimax(keys: Keys, config: Config) -> dict[str, Any]:
-    if _score(keys, usual=_SIGMOID) != _SIGMOID:
-        raise ValueError(f"{keys.source}: {keys.name}.expert_gating_func must be absent or {_SIGMOID}, got {_SOFTMAX}")
+    must_be_sigmoid(keys)
     size = keys.size("expert_feed_forward_length")
-    return {**_experts(keys, "num_local_experts", renormalises=True), "intermediate_size": size}
+    return {**experts(keys, "num_local_experts", renormalises=True), "intermediate_size": size}
 
 
 def _deepseek2(keys: Keys, config: Config) -> dict[str, Any]:
     """Earlier files name the sizes of a head with the usual keys, later ones those of a latent."""
     sizes = config["num_hidden_layers"], config["vocab_size"]
     score = _score(keys, usual=_SIGMOID if sizes in _GLM_LITE else _SOFTMAX)
+    names = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "rope_interleave": True}
+    return {
+        **of_shared_experts(keys, config),
+        **(names if score == _SIGMOID else {}),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        **latents(keys, config),
+    }
+
+
+def latents(keys: Keys, config: Config) -> dict[str, Any]:
+    """Return the fields of attention over latents; earlier files name the sizes of a head with the usual keys."""
     rotated, latent = config["head_dim"], keys.size("attention.kv_lora_rank")
-    key_size, value_size = keys.size("attention.key_length"), keys.size("attention.value_length")
-    if keys.integer("attention.key_length_mla", 0):
+    is_latent = keys.integer("attention.key_length_mla", 0) > 0
+    key_size = keys.size("attention.key_length")
+    value_size = keys.size("attention.value_length", latent if is_latent else None)
+    if is_latent:
         for name, size, wanted in (("key", key_size, latent + rotated), ("value", value_size, latent)):
             if size != wanted:
                 raise ValueError(
@@ -213,11 +224,7 @@ def _deepseek2(keys: Keys, config: Config) -> dict[str, Any]:
         key_size, value_size = keys.size("attention.key_length_mla"), keys.size("attention.value_length_mla")
     if key_size <= rotated:
         raise ValueError(f"{keys.source}: the keys of a head must have more than {rotated} elements, got {key_size}")
-    names = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "rope_interleave": True}
     return {
-        **_shared_experts(keys, config),
-        **(names if score == _SIGMOID else {}),
-        "norm_topk_prob": keys.flag("expert_weights_norm", False),
         "num_key_value_heads": config["num_attention_heads"],
         "kv_lora_rank": latent,
         "q_lora_rank": keys.integer("attention.q_lora_rank", 0) or None,
@@ -229,8 +236,7 @@ def _deepseek2(keys: Keys, config: Config) -> dict[str, Any]:
 
 def _deepseek32(keys: Keys, config: Config) -> dict[str, Any]:
     """DeepSeek V3.2 sees all tokens of a text that is not longer than its indexer's choice."""
-    if _score(keys, usual=_SIGMOID) != _SIGMOID:
-        raise ValueError(f"{keys.source}: {keys.name}.expert_gating_func must be absent or {_SIGMOID}, got {_SOFTMAX}")
+    must_be_sigmoid(keys)
     return {
         **_deepseek2(keys, config),
         "architectures": ["DeepseekV32ForCausalLM"],
@@ -241,21 +247,31 @@ def _deepseek32(keys: Keys, config: Config) -> dict[str, Any]:
     }
 
 
+def must_be_sigmoid(keys: Keys) -> None:
+    """Refuse another function from the router's logits to weights.
+
+    Raises:
+        ValueError: the file names another one.
+    """
+    if _score(keys, usual=_SIGMOID) != _SIGMOID:
+        raise ValueError(f"{keys.source}: {keys.name}.expert_gating_func must be absent or {_SIGMOID}, got {_SOFTMAX}")
+
+
 def _score(keys: Keys, *, usual: int) -> int:
     """Return which function makes weights of the router's logits, `usual` if the file does not say it."""
     return keys.integer("expert_gating_func", usual, high=_SIGMOID) or usual
 
 
-def _shared_experts(keys: Keys, config: Config) -> dict[str, Any]:
+def of_shared_experts(keys: Keys, config: Config, *, count: str = "n_routed_experts") -> dict[str, Any]:
     """Return the fields of mixtures with layers without experts at the beginning, and shared experts.
 
-    The last layers of a file may be for multi-token prediction.
+    The last layers of a file may be for multi-token prediction. `count` is the name of the number of experts.
     """
     num_layers = config["num_hidden_layers"]
     num_extra = keys.integer("nextn_predict_layers", 0, high=num_layers - 1)
     num_groups = keys.integer("expert_group_count", 0) or 1
     return {
-        **_experts(keys, "n_routed_experts", renormalises=False),
+        **experts(keys, count, renormalises=False),
         "num_hidden_layers": num_layers - num_extra,
         "num_nextn_predict_layers": num_extra,
         "moe_intermediate_size": keys.size("expert_feed_forward_length"),
@@ -267,7 +283,7 @@ def _shared_experts(keys: Keys, config: Config) -> dict[str, Any]:
     }
 
 
-def _experts(keys: Keys, count: str, *, renormalises: bool) -> dict[str, Any]:
+def experts(keys: Keys, count: str, *, renormalises: bool) -> dict[str, Any]:
     """Return the fields of a mixture; `count` is its name of the number of experts."""
     return {
         count: keys.integer("expert_count", low=1, high=1 << 16),
@@ -307,14 +323,14 @@ MIXTURES: Mapping[str, Architecture] = MappingProxyType(
             others=("GraniteMoeSharedForCausalLM",),
             more=_granite_moe,
             has_pairs=True,
-            modules=_GRANITE_MOE,
+            modules=GRANITE_MOE,
         ),
         "glm4moe": Architecture(
             family="Glm4MoeForCausalLM",
             model_type="glm4_moe",
             more=_glm4_moe,
             rotates_part=True,
-            modules=_SHARED_EXPERTS,
+            modules=SHARED_EXPERTS,
         ),
         "ernie4_5-moe": Architecture(
             family="Ernie4_5_MoeForCausalLM", model_type="ernie4_5_moe", more=_ernie_moe, modules=_ERNIE_MOE
@@ -332,14 +348,14 @@ MIXTURES: Mapping[str, Architecture] = MappingProxyType(
             others=("DeepseekV3ForCausalLM",),
             more=_deepseek2,
             has_latents=True,
-            modules={**_SHARED_EXPERTS, **_LATENTS},
+            modules={**SHARED_EXPERTS, **LATENTS},
         ),
         "deepseek32": Architecture(
             family="DeepseekV32ForCausalLM",
             model_type="deepseek_v32",
             more=_deepseek32,
             has_latents=True,
-            modules={**_SHARED_EXPERTS, **_LATENTS},
+            modules={**SHARED_EXPERTS, **LATENTS},
         ),
         "gpt-oss": Architecture(
             family="GptOssForCausalLM",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
@@ -12,21 +13,28 @@ from typing import cast
 import numpy as np
 
 from pagewood.engine.weights.checkpoint_formats import Array, Format
-from pagewood.engine.weights.gguf.architecture import QKV
+from pagewood.engine.weights.gguf.architecture import QKV, Architecture, Config, Order, Piece
 from pagewood.engine.weights.gguf.blocks import GGUFBlocks
 from pagewood.engine.weights.gguf.config import architecture_of, config_of
-from pagewood.engine.weights.gguf.file import GGUFFile
+from pagewood.engine.weights.gguf.file import BLOCKS, GGUFFile
 from pagewood.engine.weights.gguf.latents import SplitProjection
 from pagewood.engine.weights.gguf.parts import open_gguf
 from pagewood.engine.weights.gguf.plain import PLAIN, as_float32
 from pagewood.engine.weights.gguf.rope import TENSORS
+from pagewood.engine.weights.matrix_forms import F32
+from pagewood.engine.weights.matrix_parts import in_order
 
-_LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+(?:_\d)?|nextn\.[a-z_]+)\.(weight|bias|scale)", re.ASCII)
+_LAYER = re.compile(
+    r"blk\.(\d{1,6})\.([a-z_]+(?:_\d)?|ssm_conv1d(?:_[qkv])?|(?:nextn|shortconv)\.[a-z_]+)"
+    r"(?:(?<=ssm_[ad])|\.(weight|bias|scale))",
+    re.ASCII,
+)
 _OUTSIDE = MappingProxyType(
     {
         "token_embd.weight": "model.embed_tokens.weight",
         "position_embd.weight": "model.embed_positions.weight",
         "output_norm.weight": "model.norm.weight",
+        "token_embd_norm.weight": "model.norm.weight",  # that of LFM2, behind its last layer
         "output_norm.bias": "model.norm.bias",
         "output.weight": "lm_head.weight",
         "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
@@ -34,8 +42,15 @@ _OUTSIDE = MappingProxyType(
         "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
     }
 )
-_PARAMETERS = ("attn_sinks", "exp_probs_b", "ffn_down_exps.scale", "ffn_gate_inp.scale", "layer_output_scale")
-"""Tensors whose names end with ".weight", ".bias" or ".scale" in GGUF only."""
+_PARAMETERS = (
+    "attn_sinks", "exp_probs_b", "ffn_down_exps.scale", "ffn_gate_inp.scale", "layer_output_scale", "ssm_a", "ssm_d",
+    "ssm_dt",
+)  # fmt: skip
+"""Tensors whose names end with ".weight", ".bias" or ".scale" in GGUF only, or nowhere."""
+_NORMS = ("norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
+"""Ends of the names of norms."""
+_OF_RESULTS = "linear_attn.norm.weight"
+"""The norm to which the converter adds nothing."""
 _ROWS = ("shared_expert_gate", "moe_statics.e_score_correction_bias")
 """Ends of the names of modules and parameters that are stored as vectors, and are matrices of one row."""
 _XIELU = ("alpha_p", "alpha_n", "beta", "eps")
@@ -51,8 +66,25 @@ class _Place:
     """Which part of the tensor of all experts; None: it is not of several experts."""
     is_row: bool = False
     """Whether it is stored as a vector, and is a matrix of one row."""
-    rows: slice | None = None
+    rows: slice | Order | None = None
     """Which rows of the tensor, or of the expert's part; None: all."""
+    heads: Order | None = None
+    """The stored place of each head among the inputs; None: they are in their order."""
+    shape: tuple[int, ...] | None = None
+    """Its shape, if the converter changed it; see `Architecture.shapes`."""
+
+    def shape_of(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return its shape in a tensor of the shape `stored`."""
+        shape = stored if self.expert is None else stored[1:]
+        if self.shape is not None:
+            wanted = [size or stored[-1] for size in self.shape]
+            left = math.prod(shape) // max(1, -math.prod(wanted))
+            shape = tuple(left if size == -1 else size for size in wanted)
+        if isinstance(self.rows, slice):
+            shape = (self.rows.stop - self.rows.start, *shape[1:])
+        elif self.rows is not None:
+            shape = (len(self.rows), *shape[1:])
+        return (1, *shape) if self.is_row else shape
 
 
 class GGUFTensors:
@@ -77,7 +109,7 @@ class GGUFTensors:
             name: place
             for stored in self._file.tensors
             if stored not in hidden
-            for name, place in _places(self._file, stored, own.all_modules, count, heads)
+            for name, place in _places(self._file, stored, own, config, count, heads)
         }
         self._numbers = _parameters(self._file, config["num_hidden_layers"])
         self._adds_one = own.adds_one
@@ -97,10 +129,7 @@ class GGUFTensors:
             return self._split[name].shape, "F32"
         place = self._places[name]
         stored = self._file.tensors[place.stored]
-        shape = stored.shape if place.expert is None else stored.shape[1:]
-        if place.rows is not None:
-            shape = (place.rows.stop - place.rows.start, *shape[1:])
-        return ((1, *shape) if place.is_row else shape), stored.kind
+        return place.shape_of(stored.shape), stored.kind
 
     def array(self, name: str) -> Array:
         """Return plain numbers (BF16 as uint16), or the bytes of blocks, one row of them for each row of a matrix."""
@@ -114,11 +143,17 @@ class GGUFTensors:
             raw = raw.view(PLAIN[stored.kind]).reshape(stored.shape)
         if place.expert is not None:
             raw = raw[place.expert]
+        if place.shape is not None:
+            raw = raw.reshape(replace(place, rows=None).shape_of(stored.shape))
         if place.rows is not None:
             raw = raw[place.rows]
         if place.is_row:
             raw = raw[None]
-        if self._adds_one and name.endswith("norm.weight"):
+        if place.heads is not None and self._has_whole_heads(place):
+            raw = in_order(raw, place.heads)
+        if name.endswith(".A_log"):
+            return self._logarithms(place.stored, as_float32(raw))
+        if self._adds_one and name.endswith(_NORMS) and not name.endswith(_OF_RESULTS):
             return as_float32(raw) - np.float32(1)
         heads = self._heads.get(name.split(".")[-2]) if "." in name else None
         if heads is None or len(raw) % (2 * heads):
@@ -130,7 +165,27 @@ class GGUFTensors:
     def format_of(self, name: str) -> Format | None:
         """Return the format of a matrix; None: plain numbers."""
         kind = self.header(name)[1] if name in self._places else "F32"
-        return None if kind in PLAIN else GGUFBlocks(kind=kind)
+        if kind in PLAIN:
+            return None
+        place = self._places[name]
+        has_order = place.heads is not None and not self._has_whole_heads(place)
+        return GGUFBlocks(kind=kind, heads=place.heads if has_order else None)
+
+    def _has_whole_heads(self, place: _Place) -> bool:
+        """Whether no block of a matrix has inputs of several heads."""
+        stored = self._file.tensors[place.stored]
+        [block] = (numbers for kind, numbers, _ in BLOCKS.values() if kind == stored.kind)
+        return place.heads is not None and stored.shape[-1] // len(place.heads) % block == 0
+
+    def _logarithms(self, stored: str, numbers: F32) -> F32:
+        """Return the logarithms of rates of decay.
+
+        Raises:
+            ValueError: they are not stored as negative numbers.
+        """
+        if not (np.isfinite(numbers) & (numbers < 0)).all():
+            raise ValueError(f"{self._file.path}: {stored} must hold negative numbers, got {numbers.max():g}")
+        return np.log(-numbers)
 
     def is_unneeded(self, name: str) -> bool:
         """Whether a tensor repeats a part of the configuration."""
@@ -150,7 +205,8 @@ def _split_projections(file: GGUFFile) -> dict[str, SplitProjection]:
 def _places(
     file: GGUFFile,
     stored: str,
-    modules: Mapping[str, str | tuple[str, ...]],
+    architecture: Architecture,
+    config: Config,
     num_experts: int,
     num_heads: tuple[int, int, int],
 ) -> Iterator[tuple[str, _Place]]:
@@ -163,11 +219,24 @@ def _places(
     """
     found = _LAYER.fullmatch(stored)
     own = "" if found is None else f"{found[2]}.scale" if found[3] == "scale" else found[2]
+    modules = architecture.all_modules(config)
+    number = -1 if found is None else int(found[1]) - config["num_hidden_layers"]
+    if architecture.prediction and number >= 0 and own in architecture.prediction:
+        yield f"{architecture.prediction[own]}.weight", _Place(stored)
+        return
     if found is None or own not in modules:
         yield _OUTSIDE.get(stored, stored), _Place(stored)
         return
     module, shape = modules[own], file.tensors[stored].shape
-    layer = f"model.layers.{int(found[1])}."
+    layer = f"mtp.layers.{number}." if architecture.prediction and number >= 0 else f"model.layers.{int(found[1])}."
+    changed = architecture.shapes.get(own) if found[3] != "bias" else None
+    if changed is not None and file.tensors[stored].kind not in PLAIN:
+        raise ValueError(f"{file.path}: {stored} must hold plain numbers, got {file.tensors[stored].kind}")
+    if isinstance(module, tuple) and isinstance(module[0], Piece):
+        for piece in cast("tuple[Piece, ...]", module):
+            name = f"{layer}{piece.module}" if own in _PARAMETERS else f"{layer}{piece.module}.{found[3]}"
+            yield name, _ordered(file, stored, piece, changed)
+        return
     if isinstance(module, tuple):
         of_experts = "{}" in module[0]
         shares = num_heads if module == QKV else (1,) * len(module)
@@ -184,12 +253,28 @@ def _places(
         return
     name = f"{layer}{module}" if own in _PARAMETERS else f"{layer}{module}.{found[3]}"
     if "{}" not in name:
-        yield name, _Place(stored, is_row=len(shape) == 1 and name.removesuffix(".weight").endswith(_ROWS))
+        is_row = len(shape) == 1 and name.removesuffix(".weight").endswith(_ROWS)
+        yield name, _Place(stored, is_row=is_row, shape=changed)
         return
     if len(shape) < 2 or shape[0] != num_experts:
         raise _wrong_count(file, stored, num_experts)
     for expert in range(num_experts):
         yield name.format(expert), _Place(stored, expert)
+
+
+def _ordered(file: GGUFFile, stored: str, piece: Piece, changed: tuple[int, ...] | None) -> _Place:
+    """Return the place of a piece of a tensor.
+
+    Raises:
+        ValueError: the tensor has fewer rows, or its inputs are not as many heads.
+    """
+    place, shape = _Place(stored, rows=piece.rows, heads=piece.heads, shape=changed), file.tensors[stored].shape
+    whole = replace(place, rows=None).shape_of(shape)
+    if piece.rows is not None and whole[0] <= piece.rows.max():
+        raise ValueError(f"{file.path}: {stored} must have more than {piece.rows.max()} rows, got shape {shape}")
+    if piece.heads is not None and whole[-1] % len(piece.heads):
+        raise ValueError(f"{file.path}: {stored} must have inputs of {len(piece.heads)} heads, got shape {shape}")
+    return place
 
 
 def _wrong_count(file: GGUFFile, stored: str, num_experts: int) -> ValueError:
