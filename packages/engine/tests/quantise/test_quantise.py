@@ -31,6 +31,7 @@ from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.models.torch_recurrence import WholeTextStates
 from pagewood.engine.offline.llm import LLM
 from pagewood.engine.quantise import Calibration, Scheme, compressed_folder, quantise_model, read_calibration
 from pagewood.engine.quantise.layers import read_layers, run_layer
@@ -389,7 +390,37 @@ def test_experts_that_no_token_chooses_are_rounded_to_nearest(tmp_path: Path, ca
 def _whole_text(model: Decoder[Tensor], tokens: Tensor) -> Tensor:
     attention = WholeTexts([layer.mixer for layer in model.config.layers], len(tokens))
     rotations = [rope(torch.arange(len(tokens))) for rope in model.ropes]
-    return model(tokens, rotations, attention, torch.arange(len(tokens)))
+    states = WholeTextStates(len(tokens))
+    return model(tokens, rotations, attention, torch.arange(len(tokens)), recurrence=states)
+
+
+@pytest.mark.parametrize("scheme", [INT8, pytest.param(GPTQ, marks=pytest.mark.slow)], ids=["int8", "gptq"])
+def test_rows_that_several_projections_read_are_written_once(scheme: Scheme, tmp_path: Path) -> None:
+    """Queries and gates of the attention of Qwen 3.5 are one matrix."""
+    case, out = CASES["qwen3.5"], tmp_path / "out"
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "linear_value_head_dim": 64}
+    reference = build(replace(case, extra={**case.extra, **sizes}), tmp_path / "plain")
+    summary = quantise_model(tmp_path / "plain", out, scheme, calibration=CALIBRATION)
+    names = [one.name for one in summary.matrices]
+    assert len(names) == len(set(names)) == 3 * 3 + 4 + 4 * 3  # all but the small ones of gates
+    checkpoint = Checkpoint(out, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            if name in names:
+                parameter.copy_(checkpoint.numbers(name, *parameter.shape))
+        expected = reference(TOKENS[:1]).logits[0]
+    found = _whole_text(load_model(out, TorchOps(), dtype=torch.float32), TOKENS[0])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_rows_that_are_read_apart_are_written_with_the_others(tmp_path: Path) -> None:
+    """Those for decays of Mamba 2 are never rounded further when they are read."""
+    build(CASES["granite4-moe"], tmp_path / "plain")
+    quantise_model(tmp_path / "plain", tmp_path / "out", INT8)
+    plain, written = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "out"))
+    name = "model.layers.0.mamba.in_proj.weight"
+    assert written[name].dtype == torch.int8
+    assert written[name].shape == plain[name].shape
 
 
 def test_rows_that_are_read_in_another_order_are_written_in_their_own(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ _TOKENS_AT_ONCE = 2048
 
 
 class Projection:
-    """Several matrices of the same inputs, one below the other. Invariant: `weight` has the rows of all `parts`."""
+    """Several matrices of the same inputs, one below the other. Invariant: `weight` has rows of `parts` only."""
 
     __slots__ = ("_bias", "hessian", "num_inputs", "order", "parts", "weight")
 
@@ -38,7 +38,8 @@ class Projection:
         self.parts = parts
         """Name and number of rows of each matrix."""
         self.order = order
-        """The place of each row of `weight` among the rows of all matrices; None: the same place."""
+        """The place of each row of `weight` among the rows of all matrices, some of which it may lack; None: the same
+        place."""
         self.weight = weight
         """[N, K] float32"""  # written by: the caller, who rounds it
         self.hessian: Tensor | None = None  # written by: watch, unwatch
@@ -90,17 +91,20 @@ class _Recorded:
     def parts(self, weight: Tensor) -> tuple[Sequence[tuple[str, int]], RowOrder | None]:
         """Return the parts of a matrix and the order of its rows.
 
-        It may be a view of some rows of a matrix, in whole parts; the rows of that one are in their own order.
+        It may be a view of some rows of a matrix, in whole parts, if the rows of that one are in their own order. With
+        an order it may lack rows of its parts.
         """
         first = int(weight.storage_offset()) // weight.shape[1]
         parts, order = self._stacked[weight.untyped_storage().data_ptr()]
+        if order is not None:
+            return parts, order
         found: list[tuple[str, int]] = []
         start = 0
         for name, rows in parts:
             if first <= start < first + len(weight):
                 found.append((name, rows))
             start += rows
-        return found, order
+        return found, None
 
     def forget(self) -> None:
         """Forget all matrices, whose memory may be given to others."""

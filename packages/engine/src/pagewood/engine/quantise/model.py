@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,13 +112,13 @@ def quantise_model(
             run_layer(layer, states, config)
             if scheme.method == "gptq":
                 _log_idle(layer)
+        rounded: dict[str, Rounded] = {}
         for projection in layer.projections:
-            rounded, rows = _round(projection, scheme, files)
-            matrices += rows
-            for name, part in rounded.items():
-                written.add(_stored(name.removesuffix(".weight"), part, scheme))
-                done.add(name)
+            matrices += _round(projection, scheme, files, rounded)
             projection.unwatch()
+        for name, part in rounded.items():
+            written.add(_stored(name.removesuffix(".weight"), part, scheme))
+        done |= rounded.keys()
         if states is not None:
             states = run_layer(layer, states, config)
         if progress:
@@ -166,44 +167,43 @@ def _own_name(files: TensorFiles, name: str) -> str:
 
 
 def _round(
-    projection: Projection, scheme: Scheme, files: TensorFiles
-) -> tuple[dict[str, Rounded], list[QuantisedMatrix]]:
-    """Round the matrices of a projection, which then computes with the rounded ones."""
-    hessian, order = projection.hessian if projection.num_inputs else None, projection.order
-    weight = projection.weight if order is None else torch.empty_like(projection.weight)
-    if order is not None:
-        weight[torch.from_numpy(order)] = projection.weight
-    if not scheme.fits(weight.shape[1]):
-        return {}, []
-    rounded: dict[str, Rounded] = {}
+    projection: Projection, scheme: Scheme, files: TensorFiles, known: dict[str, Rounded]
+) -> list[QuantisedMatrix]:
+    """Round the matrices of a projection that are not `known` yet; the projection then computes with rounded ones.
+
+    It may have some rows of a matrix of which another projection with the same inputs has others.
+    """
+    hessian, columns = projection.hessian if projection.num_inputs else None, projection.weight.shape[1]
+    if not scheme.fits(columns):
+        return []
+    order = np.arange(len(projection.weight)) if projection.order is None else projection.order
     rows: list[QuantisedMatrix] = []
     start = 0
     for part, size in projection.parts:
         name = _own_name(files, part)
-        own = weight[start : start + size]
-        dtype = _SCALE_DTYPES.get(files.header(name)[1], torch.float32)
-        try:
-            if scheme.method == "gptq" and hessian is not None:
-                found = round_with_feedback(own, hessian, scheme, dtype)
-            else:
-                found = round_to_nearest(own, scheme, dtype)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-        values = found.values()
-        rows.append(
-            QuantisedMatrix(
-                name=name,
-                shape=(size, weight.shape[1]),
-                weight_error=relative_error(own, values),
-                output_error=None if hessian is None else relative_error(own, values, hessian),
+        if name not in known:
+            own = files.read(name).float()
+            dtype = _SCALE_DTYPES.get(files.header(name)[1], torch.float32)
+            try:
+                if scheme.method == "gptq" and hessian is not None:
+                    known[name] = round_with_feedback(own, hessian, scheme, dtype)
+                else:
+                    known[name] = round_to_nearest(own, scheme, dtype)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+            values = known[name].values()
+            rows.append(
+                QuantisedMatrix(
+                    name=name,
+                    shape=(size, columns),
+                    weight_error=relative_error(own, values),
+                    output_error=None if hessian is None else relative_error(own, values, hessian),
+                )
             )
-        )
-        own.copy_(values)
-        rounded[name] = found
+        here = np.flatnonzero((order >= start) & (order < start + size))
+        projection.weight[torch.from_numpy(here)] = known[name].values()[torch.from_numpy(order[here] - start)]
         start += size
-    if order is not None:
-        projection.weight.copy_(weight[torch.from_numpy(order)])
-    return rounded, rows
+    return rows
 
 
 def _stored(module: str, rounded: Rounded, scheme: Scheme) -> dict[str, Tensor]:
