@@ -2,8 +2,8 @@
 
 Most were compared with a copy of the published file in a public repository; `source` of an entry names both. From
 memory are those of Mistral Nemo, Gemma 1 2B, Gemma 3 4B, Phi 3 mini 4k, Phi 4 mini, SmolLM3 3B, EXAONE 4 1.2B,
-Granite 4 Micro, ERNIE 4.5 0.3B, Pythia 1B, Bamba 9B, Nemotron 3 Nano 30B-A3B, OLMo Hybrid 7B, LFM2 8B-A1B and Kimi
-Linear 48B-A3B.
+Granite 4 Micro, ERNIE 4.5 0.3B, Pythia 1B, Bamba 9B, Codestral Mamba 7B, Nemotron 3 Nano 30B-A3B, OLMo Hybrid 7B,
+LFM2 8B-A1B and Kimi Linear 48B-A3B.
 """
 
 # pyright: basic
@@ -113,7 +113,7 @@ def test_a_wrong_field_is_named(name: str, field: str, value: object, rule: str,
          "high_freq_factor": 1.0, "original_max_position_embeddings": 8192}}, "low_freq_factor must be at most"),
         ("Granite 4 Micro", {"layer_types": ["rwkv"] + ["attention"] * 39}, "layer_types must name .*'rwkv'"),
         ("Granite 4 Micro", {"layer_types": ["mamba"] * 39}, "layer_types must name .* each of 40 layers, got 39"),
-        ("Granite 4 Micro", {"layer_types": None}, "layers must not all be recurrent"),
+        ("Nemotron 3 Nano 30B-A3B", {"hybrid_override_pattern": "E" * 52}, "layers must not all be without a mixer"),
         ("Nemotron 3 Nano 30B-A3B", {"hybrid_override_pattern": "M?" * 26}, "layer_types must name .*, mlp, moe .*"),
         ("Nemotron 3 Nano 30B-A3B", {"layer_types": ["mamba"] * 52}, "layer_types and hybrid_override_pattern must"),
         ("Bamba 9B", {"layer_types": ["hybrid"] * 32}, "layer_types must name one of .*'hybrid'"),

@@ -33,6 +33,7 @@ DEEP = ["linear_attention", "full_attention", "linear_attention", "full_attentio
 """Layers of a model that two stages can divide."""
 STAGED = (
     "lfm2-biases", "granite4-states", "granite4-groups", "granite4-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe",
+    "mamba2",
 )  # fmt: skip
 PROMPTS = [list(range(3, 40)), [7, 9, 11], list(range(50, 72)), [*range(3, 30), 60, 61, 62]]
 Answer = tuple[tuple[int, ...], int]
@@ -91,6 +92,8 @@ def can_be_divided(folder: Path, count: int) -> bool:
 def deep(name: str) -> Case:
     """Return a case with two layers of each kind."""
     case = CASES[name]
+    if name == "mamba2":
+        return replace(case, extra={**case.extra, "num_hidden_layers": 4})
     kinds = ["conv" if kind == "linear_attention" else kind for kind in DEEP] if "lfm2" in name else DEEP
     return replace(case, extra={**case.extra, "num_hidden_layers": 4, "layer_types": kinds}, file={})
 

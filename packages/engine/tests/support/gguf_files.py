@@ -93,7 +93,8 @@ def write_gguf(
         stored = hybrid_tensors(architecture, stored, config)
         given = hybrid_keys(architecture, config)
         own_keys = {f"{architecture}.{key}": value for key, value in given.items()}
-        config = {"max_position_embeddings": 0, "num_hidden_layers": given.get("block_count"), **config}
+        absent = dict.fromkeys(("max_position_embeddings", "intermediate_size", "num_key_value_heads"), 0)
+        config = {**absent, "num_attention_heads": 1, "num_hidden_layers": given.get("block_count"), **config}
     loaded = converted(architecture, stored, config, splits_latents=splits_latents, fuses_heads=fuses_heads)
     weights, parameters = _arranged(_separated(loaded, has_experts=bool(config.get("num_local_experts"))))
     writer = gguf.GGUFWriter(file, architecture)
@@ -141,9 +142,11 @@ def write_gguf(
         if array.ndim >= 2 and not _ROUTER.search(name):
             kind = Kind[kinds[number % len(kinds)]]
             number += 1
+            if architecture in HYBRIDS and array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+                kind = Kind.F32
         if name.endswith("shared_expert_gate.weight"):
             array = array.reshape(-1)
-        data = _stored(array, kind, random)
+        data = blocks(array, kind, random)
         back = gguf.dequantize(data, kind).reshape(array.shape)
         back = _restored(back, interleaved) if interleaved else back - np.float32(1) if added else back
         for own, numbers in zip(parts, back if _is_fused(parts) else [back], strict=True):
@@ -338,7 +341,7 @@ def _restored(array: Any, heads: int) -> Any:
     return result
 
 
-def _stored(array: Any, kind: Kind, random: np.random.Generator) -> Any:
+def blocks(array: Any, kind: Kind, random: np.random.Generator) -> Any:
     """Return a matrix in blocks: rounded by the package, or random with scales of the size of the matrix's numbers."""
     try:
         return gguf.quantize(array, kind)

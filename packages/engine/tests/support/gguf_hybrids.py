@@ -17,7 +17,7 @@ from torch import Tensor
 
 HYBRIDS = (
     "qwen3next", "qwen35", "qwen35moe", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe", "lfm2",
-    "lfm2moe", "kimi-linear",
+    "lfm2moe", "kimi-linear", "mamba2",
 )  # fmt: skip
 _LAYER = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.*)")
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -27,6 +27,14 @@ _WITH_FEED_FORWARD = ("mlp", "moe")
 
 def hybrid_keys(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys without the architecture's name, of those that other architectures do not have."""
+    if architecture == "mamba2":
+        absent = dict.fromkeys(
+            ("attention.head_count_kv", "attention.key_length", "rope.dimension_count", "rope.freq_base")
+        )
+        return {
+            **_space(config), **absent, "attention.head_count": 0, "feed_forward_length": 0,
+            "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"], "context_length": 1 << 20,
+        }  # fmt: skip
     kinds = _kinds(config)
     heads = [config["num_key_value_heads"] if kind in _WITH_ATTENTION else 0 for kind in kinds]
     match architecture:
@@ -168,11 +176,12 @@ def _groups(config: Mapping[str, Any]) -> int:
 
 def _space(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of Mamba 2."""
-    heads = config.get("mamba_n_heads") or config["mamba_num_heads"]
-    inner = config.get("mamba_d_ssm") or heads * (config.get("mamba_d_head") or config["mamba_head_dim"])
+    heads = config.get("mamba_n_heads") or config.get("mamba_num_heads") or config["num_heads"]
+    head_dim = config.get("mamba_d_head") or config.get("mamba_head_dim") or config["head_dim"]
+    inner = config.get("mamba_d_ssm") or heads * head_dim
     return {
         "ssm.conv_kernel": config.get("mamba_d_conv") or config["conv_kernel"],
-        "ssm.state_size": config.get("mamba_d_state") or config["ssm_state_size"],
+        "ssm.state_size": config.get("mamba_d_state") or config.get("ssm_state_size") or config["state_size"],
         "ssm.group_count": _groups(config),
         "ssm.inner_size": inner,
         "ssm.time_step_rank": heads,

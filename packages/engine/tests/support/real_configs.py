@@ -681,6 +681,16 @@ REAL: dict[str, RealConfig] = {
         mamba_d_state=128, mamba_expand=2, mamba_n_groups=1, mamba_n_heads=128, mamba_proj_bias=False, mlp_bias=False,
         num_logits_to_keep=1, partial_rotary_factor=0.5, rope_theta=10000.0, tie_word_embeddings=False,
     ),
+    "Codestral Mamba 7B": _of(
+        "Mamba2ForCausalLM", "mamba2", 32,
+        {"states.num_layers": 64, "layers.0.mixer.num_groups": 8, "layers.0.mixer.value_size": 8192,
+         "max_position": 1 << 20, "layers.63.feed_forward.size": 0},
+        chunk_size=256, conv_kernel=4, expand=2, head_dim=64, hidden_act="silu", hidden_size=4096,
+        layer_norm_epsilon=1e-5, n_groups=8, num_heads=128, num_hidden_layers=64, rescale_prenorm_residual=False,
+        residual_in_fp32=True, state_size=128, tie_word_embeddings=False, time_step_floor=1e-4,
+        time_step_limit=[0.0, float("inf")], time_step_max=0.1, time_step_min=0.001, time_step_rank=256,
+        use_bias=False, use_conv_bias=True, vocab_size=32768, pad_token_id=1, bos_token_id=0, eos_token_id=2,
+    ),
     "Nemotron 3 Nano 30B-A3B": _of(
         "NemotronHForCausalLM", "nemotron_h", 6144,
         {"num_layers": 52, "states.num_layers": 23, "layers.5.mixer.rope": None, "layers.0.feed_forward.size": 0,

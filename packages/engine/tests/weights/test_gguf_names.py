@@ -18,7 +18,7 @@ from pagewood.engine.weights.gguf.architectures import ARCHITECTURES
 
 LEGACY = {"rope.scale_linear"}
 """Keys of files that converters wrote before the package had their names."""
-UNREAD = {"attn_rot_embd", "rope_freqs", "rope_factors_long", "rope_factors_short", "attn_k_b", "attn_v_b"}
+UNREAD = {"attn_rot_embd", "rope_freqs", "rope_factors_long", "rope_factors_short", "attn_k_b", "attn_v_b", "dense_2"}
 """Tensors that are read by rules of their own, or refused."""
 OUTSIDE = {
     "token_embd", "position_embd", "output_norm", "output", "per_layer_token_embd", "per_layer_model_proj",

@@ -246,7 +246,6 @@ CAUSAL: Mapping[str, CausalModel] = MappingProxyType(
             zero_expert_num=2,
         ),
         "MBartForCausalLM": _CACHE,
-        "Mamba2ForCausalLM": _refused(_KINDS, num_heads=8),
         "MambaForCausalLM": _RECURRENT,
         "MarianForCausalLM": _CACHE,
         "MegatronBertForCausalLM": _CACHE,

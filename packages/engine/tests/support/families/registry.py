@@ -18,6 +18,7 @@ from families import (
     kimi,
     liquid,
     llama,
+    mamba,
     nemotron,
     olmo,
     phi,
@@ -38,6 +39,7 @@ CASES: dict[str, Case] = {
     **gpt2.CASES,
     **starcoder.CASES,
     **nemotron.CASES,
+    **mamba.CASES,
     **apertus.CASES,
     **deepseek.CASES,
     **exaone.CASES,
@@ -56,11 +58,12 @@ ROUNDED = (
 RECURRENT = (
     "lfm2", "lfm2-biases", "granite4-states", "granite4-groups", "granite4-moe", "qwen3-next", "qwen3.5",
     "qwen3.5-moe", "qwen3.5-vl", "qwen3.5-vl-moe", "olmo-hybrid", "olmo-hybrid-rotated", "lfm2-moe", "lfm2-moe-plain",
-    "nemotron-h", "nemotron-h-moe", "nemotron-h-latents", *bamba.CASES, *kimi.CASES,
+    "nemotron-h", "nemotron-h-moe", "nemotron-h-latents", *mamba.CASES, *bamba.CASES, *kimi.CASES,
 )  # fmt: skip
 """Cases with recurrent layers."""
 VARIANTS = (
     "bamba-groups", "falcon-h1-norm-first", "falcon-h1-norm-last", "lfm2-moe-plain", "kimi-linear-groups",
+    "mamba2-codestral",
 )  # fmt: skip
 """Cases that differ little from another one; their tests are slow ones."""
 DIVIDED = {name: case for name, case in CASES.items() if name not in RECURRENT}

@@ -81,9 +81,8 @@ class ModelConfig:
         for name in ("vocab_size", "hidden_size", "max_position"):
             check_size(name, getattr(self, name))
         check_size("num_layers", len(self.layers))
-        if not self.paged:
-            raise ValueError("layers must not all be recurrent: one must have attention")
-        state_layout([layer.mixer for layer in self.layers])  # may raise
+        if self.states is None and not self.paged:
+            raise ValueError("layers must not all be without a mixer, got no attention and no recurrent layer")
         if len({layer.inputs for layer in self.layers}) > 1:
             raise ValueError("layers must all have the same inputs, or none of them")
         if self.inputs is not None and self.inputs.vocab_size < self.vocab_size:

@@ -284,7 +284,10 @@ def _read_mtp(found: HeadNames, target: ModelConfig) -> HeadConfig:
 
 def _one_layer(target: ModelConfig, norm: NormConfig) -> ModelConfig:
     """Return the target with its last layer that attends only, without a window, and with other norms."""
-    layer, mixer = [(one, own) for one in target.layers if (own := paged_part(one.mixer)) is not None][-1]
+    with_pages = [(one, own) for one in target.layers if (own := paged_part(one.mixer)) is not None]
+    if not with_pages:
+        raise ValueError(f"a head needs a target with attention, got {target.architecture}")
+    layer, mixer = with_pages[-1]
     if isinstance(mixer, AttentionConfig):
         mixer = replace(mixer, window=None, qk_norm=None if mixer.qk_norm is None else norm)
     feed_forward = layer.feed_forward

@@ -14,6 +14,10 @@ from pagewood.engine.models.parts.attention import AttentionConfig, Order
 from pagewood.engine.models.parts.choice import AnyMixer, WithPages, paged_part, recurrent_part
 from pagewood.kvpool import LatentLayout, LayerGroups, MultiHeadLayout, StateLayout
 
+_LEAST_HEAD = 8
+"""Elements of the only head of a model without attention, so that a few bytes stand for a token, which no layer reads:
+pages are then an index of tokens, whose states are found by it."""
+
 
 def layer_groups(layers: Sequence[AnyMixer], *, max_length: int = 1) -> LayerGroups:
     """Return the groups of layers whose memory can be given back apart, for sequences of at most `max_length`.
@@ -23,6 +27,8 @@ def layer_groups(layers: Sequence[AnyMixer], *, max_length: int = 1) -> LayerGro
     """
     paged = [paged_part(layer) for layer in layers]
     owners = {layer: config for layer, config in enumerate(paged) if config is not None and _source(config) is None}
+    if not owners:
+        return LayerGroups.divide([None], max_length=max_length).shared([0] * len(layers))
     unit, own = _unit(paged), list(owners.values())
     groups = LayerGroups.divide(
         [config.window for config in own],
@@ -45,6 +51,10 @@ def memory_layout(
         ValueError: layers have latents of different sizes, or some have latents and others heads.
     """
     paged = [config for config in map(paged_part, layers) if config is not None]
+    if not paged:
+        return MultiHeadLayout(
+            num_layers=1, num_kv_heads=1, head_dim=_LEAST_HEAD, page_size=page_size, dtype=dtype, order=order
+        )
     first, *others = dict.fromkeys(config.memory(page_size=page_size, dtype=dtype, order=order) for config in paged)
     if not others:
         return replace(first, num_layers=groups.num_layers)

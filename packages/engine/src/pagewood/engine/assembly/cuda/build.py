@@ -323,11 +323,10 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
     Raises:
         ValueError: there are none for the model, or no batch-invariant ones where they are requested.
     """
-    if model.is_encoder:
-        raise ValueError(f"device must be cpu for an encoder such as {model.architecture}, got {config.device!r}")
+    if model.is_encoder or not model.paged:
+        kind = "an encoder" if model.is_encoder else "a model without attention"
+        raise ValueError(f"device must be cpu for {kind} such as {model.architecture}, got {config.device!r}")
     _check_recurrent(config, model)
-    if isinstance(model.paged[0], LatentAttentionConfig):
-        return _needs_of(config, model)
     for head_dim in model.head_dims:
         _check_heads(config, head_dim)
     window = min((window for window in model.windows if window is not None), default=None)

@@ -27,5 +27,5 @@ def stage_cuts(config: EngineConfig, folder: Path, model: ModelConfig, *, is_sto
     if count == 1:
         return ()
     layers, head = layer_bytes(folder, model, is_stored=is_stored)
-    have_pages = [paged_part(layer.mixer) is not None for layer in model.layers]
+    have_pages = [paged_part(layer.mixer) is not None for layer in model.layers] if model.paged else None
     return divide(layers, count, model.cuts, head=head, have_pages=have_pages)

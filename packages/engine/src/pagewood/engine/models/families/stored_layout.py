@@ -25,6 +25,8 @@ class StoredLayout:
 
     prefix: str = ""
     """Before all stored names, unless the checkpoint has the decoder alone."""
+    outer: str = ""
+    """Before the prefix, and before all names of other modules, in some checkpoints."""
     layers: str = "model.layers"
     outside: Mapping[str, str] = field(default_factory=dict[str, str])
     """Llama's names of stored modules outside of layers, by stored name."""
@@ -45,7 +47,7 @@ class StoredLayout:
 
     def places(self, stored: str) -> dict[str, Place]:
         """Return the place of each of Llama's modules that a stored module holds, by name."""
-        own = stored.removeprefix(self.prefix)
+        own = stored.removeprefix(self.outer).removeprefix(self.prefix)
         found = re.fullmatch(rf"{re.escape(self.layers)}\.(\d{{1,6}})\.(.+)", own, re.ASCII)
         if found is None:
             return {self.outside.get(own, own): Place(stored)}

@@ -170,7 +170,7 @@ def stored_layout(folder: Path) -> tuple[StoredLayout, int] | None:
         family = FAMILIES.get(name)
         family = None if family is None else family.of_file(fields.values)
         if family is not None and family.stored is not None:
-            num_heads = read_size(fields.renamed(family.field_names), "num_attention_heads", "num_heads")
+            num_heads = read_size(fields.renamed(family.field_names), "num_attention_heads", "num_heads", 1)
             return family.stored, num_heads
     return None
 

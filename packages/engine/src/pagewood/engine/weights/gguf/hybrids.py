@@ -278,6 +278,17 @@ def _nemotron_h(keys: Keys, config: Config) -> dict[str, Any]:
     }
 
 
+def _mamba2(keys: Keys, config: Config) -> dict[str, Any]:
+    """llama.cpp names no heads of attention; the sizes have Mamba's own names, where others mean attention."""
+    found = _state_space(keys)
+    names = {
+        "num_heads": "mamba_n_heads", "head_dim": "mamba_d_head", "n_groups": "mamba_n_groups",
+        "state_size": "mamba_d_state", "conv_kernel": "mamba_d_conv", "use_conv_bias": "mamba_conv_bias",
+        "use_bias": "mamba_proj_bias",
+    }  # fmt: skip
+    return {name: found[own] for name, own in names.items()}
+
+
 def _lfm2(keys: Keys, config: Config) -> dict[str, Any]:
     keys.only_size("feed_forward_length")
     return {
@@ -384,6 +395,9 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
             rotates_part=True,
             modules=_SINGLE_EXPERTS,
             prediction=_OTHER_PREDICTION,
+        ),
+        "mamba2": _own(
+            "Mamba2ForCausalLM", "mamba2", more=_mamba2, modules={**_space("mixer"), "attn_norm": "norm"}
         ),
         "lfm2": _own("Lfm2ForCausalLM", "lfm2", more=_lfm2, modules=_LIQUID),
         "lfm2moe": _own("Lfm2MoeForCausalLM", "lfm2_moe", more=_lfm2_moe, modules=_LIQUID_EXPERTS),

@@ -64,9 +64,9 @@ class CPUAttention:
             for (group, number), start in zip(groups.places, groups.starts, strict=True)
         ]
         heads = [layer for layer in self._layers if isinstance(layer, AttentionConfig)]
-        self.num_kv_heads = max(layer.num_kv_heads for layer in heads)
+        self.num_kv_heads = max((layer.num_kv_heads for layer in heads), default=1)
         """Most key heads of a layer."""
-        self.tile = max(1, _TILE_ROWS // max(layer.group for layer in heads))
+        self.tile = max(1, _TILE_ROWS // max((layer.group for layer in heads), default=1))
         """Query tokens of an item of work."""
 
     def run(
