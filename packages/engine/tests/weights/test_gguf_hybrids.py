@@ -16,6 +16,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
@@ -47,6 +48,8 @@ BLOCKS = {
     "mamba2": {},
 }
 """Fields with which most matrices have whole blocks of 32 inputs."""
+KEYS = {"kimi-linear": {"kda.head_dim": 32}}
+"""Keys that follow from them, where config.json does not have them under these names."""
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +78,7 @@ def write_rounded(name: str, path: Path) -> Any:
     """Write a file of Q8_0 to `m.gguf`, and return the model of `transformers` with the same numbers."""
     file = replace(FILES[name], extra={**FILES[name].extra, **BLOCKS[name]})
     reference = rounded_model(file, path / "model")
-    keys = {f"{file.architecture}.{key}": value for key, value in file.keys.items()}
+    keys = {f"{file.architecture}.{key}": value for key, value in {**file.keys, **KEYS.get(name, {})}.items()}
     gguf_files.write_gguf(path / "model", path / "m.gguf", architecture=file.architecture, keys=keys, kinds=["Q8_0"])
     return reference
 
@@ -259,3 +262,11 @@ def test_a_file_names_the_decoder_that_it_is_read_as(tmp_path: Path) -> None:
     config = json.loads((model_folder(tmp_path / "m.gguf") / "config.json").read_text())
     assert config["architectures"] == ["Qwen3_5MoeForCausalLM"]
     assert config["layer_types"] == ["linear_attention", "full_attention", "linear_attention"]
+
+
+def test_marks_are_parts_of_words_for_qwen35(tmp_path: Path) -> None:
+    """Two words with vowel signs, which Qwen 2 splits off."""
+    write(FILES["qwen35"], tmp_path, tokenizer={**gguf_files.byte_tokens(97), "tokenizer.ggml.pre": "qwen35"})
+    own = tokenizers.Tokenizer.from_file(str(model_folder(tmp_path / "m.gguf") / "tokenizer.json"))
+    assert own.pre_tokenizer is not None
+    assert len(own.pre_tokenizer.pre_tokenize_str("नमस्ते दुनिया!?")) == 3

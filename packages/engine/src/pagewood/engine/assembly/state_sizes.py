@@ -28,7 +28,7 @@ def state_sizes(
 ) -> StateSizes:
     """Return how many states have a place, and how far apart those within a prompt are; see `EngineConfig`.
 
-    States within a prompt take no more memory than its pages.
+    States within a prompt take no more memory than its pages, if layers have pages.
 
     Args:
         config: of the engine.
@@ -47,7 +47,7 @@ def state_sizes(
                 f"state_places must be None for models without recurrent layers, got {config.state_places}"
             )
         return StateSizes()
-    _check(config)
+    _check(config, model)
     size, num_rows = state_bytes, config.num_rows
     if config.speculative != "off":
         available = max(0, available - num_rows * _drafted_bytes(model.states, config.speculative_num_tokens))
@@ -63,7 +63,7 @@ def state_sizes(
     num_places = config.state_places or max(
         num_rows, min(_PLACES_PER_ROW * num_rows, int(available * _MEMORY_SHARE) // max(1, size))
     )
-    num_pages = max(-(-size // page_bytes), -(-_LEAST_INTERVAL // config.page_size))
+    num_pages = max(-(-size // page_bytes) if model.paged else 0, -(-_LEAST_INTERVAL // config.page_size))
     return StateSizes(num_places=num_places, interval=num_pages * config.page_size)
 
 
@@ -84,7 +84,7 @@ def _drafted_bytes(states: StateLayout, num_drafts: int) -> int:
     return states.bytes_per_page // states.num_layers + 4 * states.num_layers * (1 + num_drafts) * 2 * channels
 
 
-def _check(config: EngineConfig) -> None:
+def _check(config: EngineConfig, model: ModelConfig) -> None:
     """Refuse what recurrent layers cannot be combined with."""
     refused: list[tuple[str, object, object]] = [
         ("enable_dp_attention", config.enable_dp_attention, False),
@@ -95,6 +95,11 @@ def _check(config: EngineConfig) -> None:
     if config.speculative != "off" and config.num_ranks > 1:  # steps that verify have been compared in one process only
         raise ValueError(
             f"speculative must be off for models with recurrent layers on several ranks, got {config.speculative}"
+        )
+    if config.host_cache_gb is not None and not model.paged:
+        raise ValueError(  # lower tiers cut states into parts of the size of a page
+            f"host_cache_gb must be None for a model without attention such as {model.architecture}, whose pages have "
+            f"a few bytes, got {config.host_cache_gb}"
         )
     if config.host_cache_gb is not None and (config.num_ranks > 1 or config.decision_log is not None):
         raise ValueError(  # a host copies the states of one rank, and a replay would not know when copies end

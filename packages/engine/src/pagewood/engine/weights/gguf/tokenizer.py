@@ -16,6 +16,7 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -67,9 +68,14 @@ _KIMI = (
 _EXPRESSIONS = MappingProxyType(
     {
         **dict.fromkeys(
-            ("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), (_LLAMA3,)
+            (
+                "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "smaug-bpe", "dbrx",
+                "glm4", "chatglm-bpe",
+            ),
+            (_LLAMA3,),
         ),
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_QWEN2,)),
+        "qwen35": (_QWEN35,),
         **dict.fromkeys(("gpt-2", "olmo", "mpt", "jais", "phi-2", "exaone4"), (_GPT2,)),
         **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
         **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (_O200K,)),
@@ -80,10 +86,10 @@ _EXPRESSIONS = MappingProxyType(
         "seed-coder": (_SEED,),
         "kimi-k2": (_KIMI,),
     }
-)
+)  # fmt: skip
 """By kind of tokenizer: a text is split by each of these in turn."""
-_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"})
-"""Kinds in which a word that is a token becomes that token, regardless of merges."""
+_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"})
+"""Kinds in which a word that is a token becomes that token, regardless of merges, and a text begins with a token."""
 _NAMED = (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("unk", "unknown_token_id"), ("pad", "padding_token_id"))
 _LONGEST_PIECE = 1 << 10
 
@@ -181,7 +187,7 @@ def _byte_level(fields: Fields, tokens: list[str]) -> dict[str, Any]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "normalizer": {"type": "NFC"} if _QWEN2 in _EXPRESSIONS[name] else None,
+        "normalizer": {"type": "NFC"} if {_QWEN2, _QWEN35} & {*_EXPRESSIONS[name]} else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, level]},
         "decoder": {**level, "use_regex": True, "add_prefix_space": True},
         "model": _bpe(tokens, _named_merges(fields), ignore_merges=name in _WHOLE_WORDS),
@@ -263,12 +269,7 @@ def _bpe(tokens: list[str], merges: list[list[str]], *, ignore_merges: bool = Fa
 
 def _post_processor(fields: Fields, kind: str, tokens: list[str], named: dict[str, str]) -> dict[str, Any] | None:
     """Return the post-processor that adds the tokens of beginning and end to a text."""
-    begins = kind in ("llama", "gemma4") or fields.values.get("tokenizer.ggml.pre") in (
-        "llama-bpe",
-        "llama3",
-        "llama-v3",
-        "tekken",
-    )
+    begins = kind in ("llama", "gemma4") or fields.values.get("tokenizer.ggml.pre") in _WHOLE_WORDS
     wanted = {
         "bos": fields.flag("tokenizer.ggml.add_bos_token", begins),
         "eos": fields.flag("tokenizer.ggml.add_eos_token", False),
