@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from families.case import Case
 
-_FILE = dict.fromkeys(
+_FILE: dict[str, Any] = dict.fromkeys(
     ("num_attention_heads", "num_key_value_heads", "intermediate_size", "max_position_embeddings", "layer_types")
 )
 _SIZES = {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2, "chunk_size": 32, "eos_token_id": 0}

@@ -9,6 +9,8 @@ Legend: H heads of values `[V]`, G heads of keys `[K]`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -144,8 +146,8 @@ def _delta_experts(keys: Keys, config: Config) -> dict[str, Any]:
 
 def _delta_modules(config: Config, heads: Order) -> Modules:
     """Return the modules of a gated delta rule, whose heads of values are stored at `heads` `[H]`."""
-    size = config["linear_value_head_dim"]
-    num_keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    size: int = config["linear_value_head_dim"]
+    num_keys: int = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
     values = _rows(heads, size)
     mixed = np.concatenate([np.arange(num_keys), num_keys + values])
     return {
@@ -163,16 +165,18 @@ def _delta_modules(config: Config, heads: Order) -> Modules:
 
 def _in_turn(config: Config) -> Modules:
     """Return the modules of Qwen 3.5, of whose heads of values the first of each head of keys comes first."""
-    groups = config["linear_num_key_heads"]
-    shares = config["linear_num_value_heads"] // groups
+    groups: int = config["linear_num_key_heads"]
+    shares: int = config["linear_num_value_heads"] // groups
     return _delta_modules(config, np.arange(shares * groups).reshape(shares, groups).T.reshape(-1))
 
 
 def _by_key_head(config: Config) -> Modules:
     """Return the modules of Qwen 3 Next, which earlier converters left together for each head of keys."""
-    groups, num_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    key_dim, shares = config["linear_key_head_dim"], num_heads // groups
-    of_values = shares * config["linear_value_head_dim"]
+    groups: int = config["linear_num_key_heads"]
+    num_heads: int = config["linear_num_value_heads"]
+    key_dim: int = config["linear_key_head_dim"]
+    shares = num_heads // groups
+    of_values: int = shares * config["linear_value_head_dim"]
     queries, keys, values, gates = _kind_by_kind(groups, [key_dim, key_dim, of_values, of_values])
     strengths, decays = _kind_by_kind(groups, [shares, shares])
     return {
@@ -193,7 +197,7 @@ def _rows(units: Order, size: int) -> Order:
 def _kind_by_kind(num_groups: int, sizes: Sequence[int]) -> list[Order]:
     """Return the rows of each kind, of groups that each have some rows of every kind."""
     starts = np.arange(num_groups)[:, None] * sum(sizes)
-    ends = np.cumsum(sizes)
+    ends = accumulate(sizes)
     return [(starts + np.arange(end - size, end)).reshape(-1) for size, end in zip(sizes, ends, strict=True)]
 
 
@@ -324,10 +328,11 @@ def _kimi_linear(keys: Keys, config: Config) -> dict[str, Any]:
     }
 
 
+_BASE = Architecture(family="", model_type="", has_recurrence=True, shapes=_SHAPES)
+
+
 def _own(family: str, model_type: str, **fields: Any) -> Architecture:
-    return Architecture(
-        **{"family": family, "model_type": model_type, "has_recurrence": True, "shapes": _SHAPES, **fields}
-    )
+    return replace(_BASE, family=family, model_type=model_type, **fields)
 
 
 HYBRIDS: Mapping[str, Architecture] = MappingProxyType(

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from pagewood.engine.weights.checkpoint_formats import Array, Format
-from pagewood.engine.weights.gguf.architecture import QKV, Architecture, Config, Order, Piece
+from pagewood.engine.weights.gguf.architecture import QKV, Architecture, Modules, Order, Piece
 from pagewood.engine.weights.gguf.blocks import GGUFBlocks
 from pagewood.engine.weights.gguf.config import architecture_of, config_of
 from pagewood.engine.weights.gguf.file import BLOCKS, GGUFFile
@@ -104,12 +104,13 @@ class GGUFTensors:
         count = cast("int", self._file.metadata.get(f"{self._file.metadata['general.architecture']}.expert_count", 0))
         heads = (config["num_attention_heads"], config["num_key_value_heads"], config["num_key_value_heads"])
         self._split = _split_projections(self._file) if own.has_latents else {}
+        modules = own.all_modules(config)
         hidden = {name for one in self._split.values() for name in (one.keys, one.values)}
         self._places = {
             name: place
             for stored in self._file.tensors
             if stored not in hidden
-            for name, place in _places(self._file, stored, own, config, count, heads)
+            for name, place in _places(self._file, stored, own, modules, config["num_hidden_layers"], count, heads)
         }
         self._numbers = _parameters(self._file, config["num_hidden_layers"])
         self._adds_one = own.adds_one
@@ -206,7 +207,8 @@ def _places(
     file: GGUFFile,
     stored: str,
     architecture: Architecture,
-    config: Config,
+    modules: Modules,
+    num_layers: int,
     num_experts: int,
     num_heads: tuple[int, int, int],
 ) -> Iterator[tuple[str, _Place]]:
@@ -219,8 +221,7 @@ def _places(
     """
     found = _LAYER.fullmatch(stored)
     own = "" if found is None else f"{found[2]}.scale" if found[3] == "scale" else found[2]
-    modules = architecture.all_modules(config)
-    number = -1 if found is None else int(found[1]) - config["num_hidden_layers"]
+    number = -1 if found is None else int(found[1]) - num_layers
     if architecture.prediction and number >= 0 and own in architecture.prediction:
         yield f"{architecture.prediction[own]}.weight", _Place(stored)
         return
@@ -233,12 +234,11 @@ def _places(
     if changed is not None and file.tensors[stored].kind not in PLAIN:
         raise ValueError(f"{file.path}: {stored} must hold plain numbers, got {file.tensors[stored].kind}")
     if isinstance(module, tuple) and isinstance(module[0], Piece):
-        for piece in cast("tuple[Piece, ...]", module):
-            name = f"{layer}{piece.module}" if own in _PARAMETERS else f"{layer}{piece.module}.{found[3]}"
-            yield name, _ordered(file, stored, piece, changed)
+        for name, place in _pieces(file, stored, cast("tuple[Piece, ...]", module), changed):
+            yield f"{layer}{name}" if own in _PARAMETERS else f"{layer}{name}.{found[3]}", place
         return
     if isinstance(module, tuple):
-        of_experts = "{}" in module[0]
+        of_experts = "{}" in str(module[0])
         shares = num_heads if module == QKV else (1,) * len(module)
         if len(shape) < 1 + of_experts or shape[int(of_experts)] % sum(shares):
             raise ValueError(f"{file.path}: {stored} must hold parts of {shares} times as many rows, got shape {shape}")
@@ -262,19 +262,23 @@ def _places(
         yield name.format(expert), _Place(stored, expert)
 
 
-def _ordered(file: GGUFFile, stored: str, piece: Piece, changed: tuple[int, ...] | None) -> _Place:
-    """Return the place of a piece of a tensor.
+def _pieces(
+    file: GGUFFile, stored: str, pieces: tuple[Piece, ...], changed: tuple[int, ...] | None
+) -> Iterator[tuple[str, _Place]]:
+    """Yield the pieces of a tensor by the names of their modules.
 
     Raises:
-        ValueError: the tensor has fewer rows, or its inputs are not as many heads.
+        ValueError: the tensor has another number of rows, or its inputs are not as many heads.
     """
-    place, shape = _Place(stored, rows=piece.rows, heads=piece.heads, shape=changed), file.tensors[stored].shape
-    whole = replace(place, rows=None).shape_of(shape)
-    if piece.rows is not None and whole[0] <= piece.rows.max():
-        raise ValueError(f"{file.path}: {stored} must have more than {piece.rows.max()} rows, got shape {shape}")
-    if piece.heads is not None and whole[-1] % len(piece.heads):
-        raise ValueError(f"{file.path}: {stored} must have inputs of {len(piece.heads)} heads, got shape {shape}")
-    return place
+    shape = file.tensors[stored].shape
+    whole = _Place(stored, shape=changed).shape_of(shape)
+    num_rows = sum(len(piece.rows) for piece in pieces if piece.rows is not None)
+    for piece in pieces:
+        if piece.rows is not None and whole[0] != num_rows:
+            raise ValueError(f"{file.path}: {stored} must have {num_rows} rows, got shape {shape}")
+        if piece.heads is not None and whole[-1] % len(piece.heads):
+            raise ValueError(f"{file.path}: {stored} must have inputs of {len(piece.heads)} heads, got shape {shape}")
+        yield piece.module, _Place(stored, rows=piece.rows, heads=piece.heads, shape=changed)
 
 
 def _wrong_count(file: GGUFFile, stored: str, num_experts: int) -> ValueError:
