@@ -201,7 +201,8 @@ def _round(
                 )
             )
         here = np.flatnonzero((order >= start) & (order < start + size))
-        projection.weight[torch.from_numpy(here)] = known[name].values()[torch.from_numpy(order[here] - start)]
+        values = known[name].values()[torch.from_numpy(order[here] - start)]
+        projection.weight.index_copy_(0, torch.from_numpy(here), values)
         start += size
     return rows
 
