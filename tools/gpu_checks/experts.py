@@ -66,15 +66,15 @@ def compare_experts(where: torch.device, sizes: Sequence[tuple[int, int, int, in
     for (num_experts, size, width, num_chosen), (dtype, (activation, has_bias, weighs_inputs), block) in product(
         sizes, plain + in_codes
     ):
-        matrices = _mixture(where, dtype, num_experts, size, width, has_bias=has_bias)
-        exact = _widened(matrices)
+        matrices = mixture(where, dtype, num_experts, size, width, has_bias=has_bias)
+        exact = widened(matrices)
         if block:
             matrices, exact = _in_codes(matrices, block)
         mine = TritonExperts(matrices, activation, weighs_inputs=weighs_inputs)
         theirs = TorchExperts(exact, activation, TorchOps(), weighs_inputs=weighs_inputs)
         for num_tokens in nums_tokens:
             count += 1
-            x, chosen, shares = _step(where, dtype, num_tokens, num_experts, width, num_chosen)
+            x, chosen, shares = random_step(where, dtype, num_tokens, num_experts, width, num_chosen)
             result = mine(x, chosen, shares)
             expected = theirs(x.float(), chosen, shares)
             what = f"{dtype} {block} {activation} {num_experts} experts of {size} x {width}, {num_tokens} tokens"
@@ -87,7 +87,7 @@ def compare_experts(where: torch.device, sizes: Sequence[tuple[int, int, int, in
                     found.append(f"{what}: token {row} has other bits alone")
             if num_tokens != nums_tokens[1]:
                 continue
-            parts = [TritonExperts(one, activation, weighs_inputs=weighs_inputs) for one in _halves(matrices)]
+            parts = [TritonExperts(one, activation, weighs_inputs=weighs_inputs) for one in halves(matrices)]
             total = sum(part(x, chosen, shares).float() for part in parts)
             worst = float((total - expected).abs().max())
             if not worst <= 2 * TOLERANCE[str(dtype).removeprefix("torch.")] * max(1.0, float(expected.abs().max())):
@@ -107,14 +107,14 @@ def check_fused_experts(host: Host) -> str:
     kinds: tuple[tuple[Activation, bool], ...] = (("silu", False), ("clamped", True))
     count = 0
     for (num_experts, size, width, num_chosen), (activation, has_bias) in product(sizes, kinds):
-        matrices = _mixture(host.where, torch.bfloat16, num_experts, size, width, has_bias=has_bias)
+        matrices = mixture(host.where, torch.bfloat16, num_experts, size, width, has_bias=has_bias)
         mine = kernels.experts(matrices, activation, weighs_inputs=False)
         if mine is None:
             raise Failed("FlashInfer does not take them; the log says why")
-        theirs = TorchExperts(_widened(matrices), activation, TorchOps())
+        theirs = TorchExperts(widened(matrices), activation, TorchOps())
         for num_tokens in _NUM_TOKENS if host.is_gpu else (1, 9):
             count += 1
-            x, chosen, shares = _step(host.where, torch.bfloat16, num_tokens, num_experts, width, num_chosen)
+            x, chosen, shares = random_step(host.where, torch.bfloat16, num_tokens, num_experts, width, num_chosen)
             result, expected = mine(x, chosen, shares), theirs(x.float(), chosen, shares)
             what = f"{activation} {num_experts} experts of {size} x {width}, {num_tokens} tokens"
             worst = float((result.float() - expected).abs().max())
@@ -132,7 +132,7 @@ def check_fused_experts(host: Host) -> str:
     return f"{count} mixtures agree"
 
 
-def _mixture(
+def mixture(
     where: torch.device, dtype: torch.dtype, num_experts: int, size: int, width: int, *, has_bias: bool
 ) -> ExpertMatrices:
     """Return random experts."""
@@ -149,7 +149,7 @@ def _mixture(
     )
 
 
-def _step(
+def random_step(
     where: torch.device, dtype: torch.dtype, num_tokens: int, num_experts: int, width: int, num_chosen: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return random tokens, their experts, of which one is chosen often, and their shares."""
@@ -159,7 +159,7 @@ def _step(
     return x.to(dtype), chosen.int(), shares
 
 
-def _halves(matrices: ExpertMatrices) -> list[ExpertMatrices]:
+def halves(matrices: ExpertMatrices) -> list[ExpertMatrices]:
     """Return the experts of two ranks, the second of which has one more if they are odd."""
     middle = matrices.count // 2
 
@@ -215,15 +215,11 @@ def _in_codes(matrices: ExpertMatrices, block: int) -> tuple[ExpertMatrices, Exp
     (gate_up, exact_gate_up), (down, exact_down) = (
         coded(matrices.gate_up, 2 * matrices.count), coded(matrices.down, matrices.count)
     )  # fmt: skip
-    exact = replace(_widened(matrices), gate_up=exact_gate_up, down=exact_down)
+    exact = replace(widened(matrices), gate_up=exact_gate_up, down=exact_down)
     return replace(matrices, gate_up=gate_up, down=down), exact
 
 
-def _widened(matrices: ExpertMatrices) -> ExpertMatrices:
-    return ExpertMatrices(
-        count=matrices.count,
-        gate_up=matrices.gate_up.float(),
-        down=matrices.down.float(),
-        gate_up_bias=None if matrices.gate_up_bias is None else matrices.gate_up_bias.float(),
-        down_bias=None if matrices.down_bias is None else matrices.down_bias.float(),
-    )
+def widened(matrices: ExpertMatrices) -> ExpertMatrices:
+    """Return the same experts in float32."""
+    tensors = {name: getattr(matrices, name) for name in _TENSORS}
+    return replace(matrices, **{name: None if one is None else one.float() for name, one in tensors.items()})

@@ -9,7 +9,7 @@ import copy
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from adapter_bench import config_of
 from adapter_folders import EXPERTS, changeable, linear_names, write_adapter
 from adapter_kinds import COMPARED, KINDS, LAYOUTS, TOKENS
 from families.case import build
@@ -27,8 +26,6 @@ from families.registry import CASES
 from pagewood.engine.adapters import modules as adapter_modules
 from pagewood.engine.adapters import peft_folder
 from pagewood.engine.adapters.peft_folder import read_adapter
-from pagewood.engine.assembly.cuda.build import build_on
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cpu.compiled.adapters import ADAPTERS
@@ -42,8 +39,6 @@ from pagewood.engine.runner.storage import storage_for
 from pagewood.kvpool.memory import allocate
 from row_driver import MOST_ROWS, DrivenSequence, RowDriver
 from seeded_faults import Edit, seed_fault, slow_ones
-from stand_ins import flashinfer_torch
-from stand_ins.recording_device import RecordingDevice
 
 Float32 = NDArray[np.float32]
 
@@ -414,12 +409,3 @@ def test_experts_that_do_not_fit_are_refused(
         (tmp_path / "adapter_config.json").write_text(json.dumps({**own, **config}))
         with pytest.raises(ValueError, match=error):
             read_adapter(tmp_path, model_modules(mixture[1]), max_rank=8)
-
-
-def test_devices_refuse_them_by_name(tmp_path: Path, small_buffers: None) -> None:
-    case = CASES["qwen3-moe"]
-    reference = build(replace(case, extra={**case.extra, "head_dim": 64}), tmp_path)
-    write_adapter(reference, tmp_path / "a", r=4, target_modules=["q_proj"], target_parameters=EXPERTS)
-    config = config_of(tmp_path, adapters="a", device="cuda", dtype="float32", max_running=4, cuda_graph=False)
-    with pytest.raises(ValueError, match=r"experts must not be changed.*--merge-adapter"):
-        build_on(RecordingDevice(), flashinfer_torch, config, inbox=MemoryInbox(), outbox=MemoryOutbox())

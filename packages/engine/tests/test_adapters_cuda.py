@@ -149,9 +149,10 @@ def test_ranks_on_devices(
 
 INTERPRETED = """
 import torch
-from gpu_checks.adapters import compare_adapters
+from gpu_checks.adapters import compare_adapters, compare_experts
 
 print(compare_adapters(torch.device("cpu"), [((70, 40, 24), 100, 32, 3), ((130,), 64, 16, 1)], [1, 9, 130]))
+print(compare_experts(torch.device("cpu"), [(3, 24, 70, 2, 16, 2)], [1, 9]))
 """
 
 

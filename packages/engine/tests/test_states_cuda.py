@@ -280,7 +280,6 @@ def test_seeded_faults_are_found(fault: str, folder: Path) -> None:
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1 for .* on CUDA, got 2"),
         ({"tensor_parallel_size": 2, "enable_dp_attention": True}, "tensor_parallel_size must be 1 for .* on CUDA"),
         ({"host_cache_gb": 0.1}, "host_cache_gb must be None for .* on CUDA, got 0.1"),
-        ({"max_adapters": 1}, "max_adapters must be 0 for .* on CUDA, got 1"),
         ({"state_places": 2}, "state_places must be at least max_running 4, got 2"),
     ],
 )

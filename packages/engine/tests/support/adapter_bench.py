@@ -124,7 +124,7 @@ def scores_of(reference: Any) -> list[float]:
     return logits.log_softmax(-1)[torch.arange(len(TOKENS) - 1), TOKENS[1:]].tolist()
 
 
-def check_scores(bench: Bench, references: Mapping[str | None, Any], *, turn: int = 0) -> None:
+def check_scores(bench: Bench, references: Mapping[str | None, Any], *, turn: int = 0, tolerance: float = 2e-4) -> None:
     """Compare the log probabilities of a prompt, computed with all adapters beside each other and without."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
     for name in references:
@@ -133,5 +133,5 @@ def check_scores(bench: Bench, references: Mapping[str | None, Any], *, turn: in
     base = np.array(scores_of(references[None]))
     for name, reference in references.items():
         own = scores_of(reference)
-        np.testing.assert_allclose(bench.scores[f"scores {turn} {name}"][-len(own) :], own, atol=2e-4, rtol=0)
+        np.testing.assert_allclose(bench.scores[f"scores {turn} {name}"][-len(own) :], own, atol=tolerance, rtol=0)
         assert name is None or np.abs(own - base).max() > 1e-2

@@ -66,6 +66,8 @@ def expert_stacks(modules: Iterable[str]) -> dict[str, ExpertStack]:
             found.setdefault(f"{stack}.experts", {}).setdefault(expert, []).append(part)
     stacks: dict[str, ExpertStack] = {}
     for name, experts in found.items():
+        if len(experts["0"]) != 3:  # without gates; an adapter may name them one by one
+            continue
         gate, up, down = experts["0"]
         own = ExpertStack(name=name, count=len(experts), parts=(gate, up, down))
         layer, _, part = name.removesuffix(".experts").rpartition(".")

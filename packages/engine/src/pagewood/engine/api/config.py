@@ -100,6 +100,9 @@ class EngineConfig:
     engine has no adapters."""
     max_adapter_rank: int = 64
     """The largest rank of an adapter in a module."""
+    max_adapter_expert_rank: int = 0
+    """The largest rank of an adapter in an expert on CUDA, where each of `max_adapters` takes memory for all experts.
+    0: adapters may not change experts there. On a CPU it means nothing, because adapters stay where they are."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the CPU."""
     num_threads: int | None = None
@@ -567,6 +570,11 @@ class EngineConfig:
             raise ValueError(f"max_adapters must be >= 0, got {self.max_adapters}")
         if not 1 <= self.max_adapter_rank <= MAX_ADAPTER_RANK:
             raise ValueError(f"max_adapter_rank must be in [1, {MAX_ADAPTER_RANK}], got {self.max_adapter_rank}")
+        if not 0 <= self.max_adapter_expert_rank <= self.max_adapter_rank:
+            raise ValueError(
+                f"max_adapter_expert_rank must be in [0, {self.max_adapter_rank}], up to max_adapter_rank, got "
+                f"{self.max_adapter_expert_rank}"
+            )
         if not self.max_adapters:
             return
         refused: list[tuple[str, bool]] = [("model_impl", self.model_impl == "transformers")]
@@ -612,9 +620,11 @@ class EngineConfig:
         if self.expert_kernels not in (known := get_args(ExpertKernels)):
             raise ValueError(f"expert_kernels must be one of {', '.join(known)}, got {self.expert_kernels!r}")
         if self.expert_kernels != "triton":
+            rank = self.max_adapter_expert_rank
             for reason, is_so in (
                 ("on a CPU, which has kernels of its own", self.device != "cuda"),
                 ("with batch_invariant, because tiles of the others depend on the batch", self.batch_invariant),
+                (f"with max_adapter_expert_rank {rank}, because adapters add to each product", rank > 0),
             ):
                 if is_so:
                     raise ValueError(f"expert_kernels must be triton {reason}, got {self.expert_kernels}")

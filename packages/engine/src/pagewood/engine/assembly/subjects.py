@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 SUBJECTS: Mapping[str, Sequence[str]] = {
-    "model": (*("model", "model_impl", "adapters", "max_adapters", "max_adapter_rank", "seed"),),
+    "model": (
+        *("model", "model_impl", "adapters", "max_adapters", "max_adapter_rank", "max_adapter_expert_rank", "seed"),
+    ),
     "device": (
         *("device", "num_threads", "weights", "activations", "dtype", "kv_cache_dtype", "batch_invariant"),
         *("cuda_graph", "cuda_graph_max_batch", "expert_kernels"),

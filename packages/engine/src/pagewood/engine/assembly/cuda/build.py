@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.nn import functional
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.adapter_pool import adapter_pool
+from pagewood.engine.assembly.cuda.adapters import cuda_adapters
 from pagewood.engine.assembly.cuda.device_budget import MIB, Budget, compute_largest_steps, largest_batch
 from pagewood.engine.assembly.cuda.drafter import LoadedDrafter, drafter_needs, drafter_of
 from pagewood.engine.assembly.cuda.rank import CUDARank, CUDARanks, started_ranks, use_device
@@ -48,9 +50,10 @@ from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.parts.mixers_beside import MixersBesideConfig
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stored.tensor_files import TensorFiles
-from pagewood.engine.runner.cuda.adapters import CUDAAdapters, LowRankKernels, TorchLowRank
+from pagewood.engine.runner.cuda.adapters import CUDAAdapters
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.exchange import Exchange
 from pagewood.engine.runner.cuda.graphs import graph_sizes
@@ -305,18 +308,6 @@ def cuda_ops(
     )
 
 
-def _low_rank_kernels(device: torch.device, *, batch_invariant: bool) -> LowRankKernels:
-    """Return what computes adapters: Triton's kernels on a device that has Triton, otherwise torch's."""
-    if device.type != "cpu":
-        try:
-            kernels: Any = importlib.import_module("pagewood.engine.runner.cuda.kernels.adapters_triton")
-        except ImportError as error:
-            _log.warning("adapters are slow without Triton, which comes with torch for CUDA (%s)", error)
-        else:
-            return kernels
-    return TorchLowRank(linear_by_row if batch_invariant else functional.linear)
-
-
 def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
     """Return the attention kernels that an engine for a model needs, by the size of heads.
 
@@ -382,7 +373,6 @@ def _check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
         ("tensor_parallel_size", 1),
         ("pipeline_parallel_size", 1),
         ("host_cache_gb", None),
-        ("max_adapters", 0),
     ):
         value = getattr(config, name)
         if value != off:
@@ -390,6 +380,11 @@ def _check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
                 f"{name} must be {off} for models with recurrent layers such as {model.architecture} on CUDA, "
                 f"got {value}"
             )
+    if config.max_adapters and any(isinstance(layer.mixer, MixersBesideConfig) for layer in model.layers):
+        raise ValueError(
+            f"max_adapters must be 0 for models with a recurrence beside attention such as {model.architecture} on "
+            f"CUDA, got {config.max_adapters}"
+        )
 
 
 def _check_heads(config: EngineConfig, head_dim: int) -> None:
@@ -471,16 +466,7 @@ def build_cuda_runner(
     where, fused_experts = device.torch_device, None
     if config.expert_kernels == "flashinfer":
         fused_experts = FusedKernels(flashinfer, partial(compile_experts, where, progress))
-    adapters: CUDAAdapters | None = None
-    if config.max_adapters:
-        adapters = CUDAAdapters(
-            num_slots=config.max_adapters,
-            max_rank=config.max_adapter_rank,
-            num_rows=config.num_rows,
-            device=device,
-            dtype=getattr(torch, dtype),
-            kernels=_low_rank_kernels(where, batch_invariant=config.batch_invariant),
-        )
+    adapters = cuda_adapters(config, device)
     ops = cuda_ops(
         flashinfer, where, batch_invariant=config.batch_invariant, exchange=exchange, fused_experts=fused_experts,
         adapters=adapters,
@@ -510,8 +496,10 @@ def build_cuda_runner(
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"the weights of {folder} in {dtype} must fit into {free_before / MIB:.0f} MiB of free device memory: "
-            "use a smaller model or dtype, or free memory on the device"
+            f"use a smaller model or dtype{', lower max_adapters' * bool(adapters)}, or free memory on the device"
         ) from error
+    if adapters is not None:
+        _log.info("slots of %d adapters take %.0f MiB of device memory", config.max_adapters, adapters.nbytes / MIB)
     if rank is not None:
         rank.meet()
     sizes = graph_sizes(min(config.cuda_graph_max_batch or config.num_rows, config.num_rows))
@@ -794,7 +782,8 @@ def _activation_bytes(parts: _Parts, longest: int) -> int:
 
     def work() -> None:
         runner, *_ = parts.runner(num_pages, num_states, max_length=longest)
-        compute_largest_steps(config, batch, runner, verifies=parts.drafter is not None)
+        with nullcontext() if parts.adapters is None else parts.adapters.in_use():
+            compute_largest_steps(config, batch, runner, verifies=parts.drafter is not None)
 
     masks = 0
     if parts.drafter is not None:  # for a step that verifies beside the largest chunk of a prompt

@@ -2,9 +2,10 @@
 
 All slots of a projection have matrices of one size, that of the largest rank, so that graphs hold the kernels of any
 adapter; what an adapter lacks is zero. The device finds the slot of each token from tables by row, as it finds tokens.
+Experts of a layer have one place for all of them in a slot: a row is then a token with one of its experts.
 
-Legend: T rows of a step, K inputs, N outputs, C modules of a projection, S slots, R columns of A of a module (the
-largest rank, rounded up).
+Legend: T rows of a step, P pairs of a token and one of its experts, K inputs, N outputs, C modules of a projection, S
+slots, E experts of a layer, R columns of A of a module (the largest rank, rounded up).
 """
 
 # pyright: basic
@@ -12,79 +13,37 @@ largest rank, rounded up).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pagewood.engine.adapters.low_rank import AdapterWeights, Change
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
-from pagewood.engine.models.ops import Linear, Projection
+from pagewood.engine.models.ops import ExpertMatrices, Linear, Projection
 from pagewood.engine.models.stored.expert_codes import EXPERTS
 from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.low_rank import GroupedRows, LowRankKernels, Site, adapt
 
 _RANKS = 16
 """R is a multiple of it, so that tensor cores fit."""
 _NOTHING = Change()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SlotRows:
-    """Rows by slot."""
-
-    slots: Tensor
-    """`[T] int32`, the slot of each row; S: the model alone computes it."""
-    order: Tensor
-    """`[T] int32`, the rows by slot."""
-    starts: Tensor
-    """`[S + 1] int32`, the first place of each slot, and the end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Site:
-    """What the slots have for one projection."""
-
-    a: Tensor
-    """`[S, C R, K]`; of an embedding `[S, K, C R]`."""
-    b: Tensor
-    """`[S, N, R]`, scaled."""
-    factors: Tensor
-    """`[S, N] float32`, of what the model computes."""
-    bias: Tensor
-    """`[S, N] float32`"""
-    sizes: Sequence[int]
-    """Outputs of each module."""
-    takes_tokens: bool
-
-
-class LowRankKernels(Protocol):
-    """Compute what adapters add. Invariant: a row's bits depend neither on other rows nor on its place."""
-
-    def arrange(self, slots: Tensor, num_slots: int) -> SlotRows:
-        """Return rows `[T]` by slot."""
-        ...
-
-    def shrink(self, x: Tensor, site: Site, rows: SlotRows) -> Tensor:
-        """Return `[T, C R] float32`, the rows of `x` `[T, K]` times A of their slots, in `rows.order`."""
-        ...
-
-    def expand(self, shrunk: Tensor, out: Tensor, site: Site, rows: SlotRows) -> None:
-        """Change the rows of `out` `[T, N]` that have a slot; `shrunk` is the result of `shrink`."""
-        ...
+_Arrays = Sequence[Tensor | None]
+"""Of a module, in the order of `Change.arrays`, each `[E, ...]`."""
 
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)
 class PackedAdapter:
     """An adapter in pinned memory."""
 
-    changes: Sequence[Sequence[Sequence[Tensor | None]]]
-    """By projection, of each module; see `Change.arrays`. Of an embedding, A is transposed."""
+    changes: Sequence[Sequence[_Arrays]]
+    """By site, of each module. Of an embedding, A is transposed."""
+    changes_experts: bool
     nbytes: int
 
 
@@ -94,6 +53,7 @@ class CUDAAdapters:
     Args:
         num_slots: S.
         max_rank: of an adapter in a module.
+        max_expert_rank: of an adapter in a module of an expert; 0: slots have no room for experts.
         num_rows: rows of the runner.
         device: of the slots.
         dtype: of A and B.
@@ -101,8 +61,9 @@ class CUDAAdapters:
     """
 
     __slots__ = (
-        "_arranged", "_base", "_device", "_dtype", "_kernels", "_known", "_max_rank", "_narrowed", "_num_slots",
-        "_projections", "_rank", "_resident", "_row_slots", "_row_starts", "_sites", "_slots_of_rows", "is_used",
+        "_arranged", "_base", "_device", "_dtype", "_kernels", "_known", "_max_expert_rank", "_max_rank", "_narrowed",
+        "_num_slots", "_of_experts", "_resident", "_row_slots", "_row_starts", "_slots_of_rows", "expert_slots",
+        "is_used", "sites",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +71,7 @@ class CUDAAdapters:
         *,
         num_slots: int,
         max_rank: int,
+        max_expert_rank: int = 0,
         num_rows: int,
         device: Device,
         dtype: torch.dtype,
@@ -117,76 +79,93 @@ class CUDAAdapters:
     ) -> None:
         self._num_slots = num_slots
         self._max_rank = max_rank
-        self._rank = -(-max_rank // _RANKS) * _RANKS
+        self._max_expert_rank = max_expert_rank
         self._device = device
         self._dtype = dtype
         self._kernels = kernels
-        self._projections: list[Projection] = []  # written by: add
-        self._sites: list[Site] = []  # contents written by: add, admit
+        self.sites: list[tuple[Sequence[Projection], Site]] = []
+        """With the projections of each, one for each expert."""  # contents written by: add, add_experts, admit
         options = {"dtype": torch.int32, "device": device.torch_device}
         self._row_slots = torch.full((num_rows + 1,), num_slots, **options)
         """[rows + 1], the last one of rows that pad a graph."""  # contents written by: note_rows
         self._row_starts = torch.zeros(num_rows + 1, **options)  # contents written by: note_rows
+        self.expert_slots = torch.full((num_slots + 1,), num_slots, **options)
+        """[S + 1], each slot itself; S: its adapter changes no expert."""  # contents written by: admit
         self._slots_of_rows: Int32 = np.full(num_rows, -1, np.int32)
-        """The slot of each row, as the host knows it."""  # contents written by: admit
+        """The slot of each row, as the host knows it."""  # contents written by: admit, in_use
         self._known: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
         """By number; each lives as long as the engine refers to it."""  # contents written by: keep
         self._resident: list[PackedAdapter | None] = [None] * num_slots  # contents written by: admit
         self._base = self._row_slots  # written by: begin
         self._narrowed = self._row_slots  # written by: begin, narrow
-        self._arranged: dict[int, SlotRows] = {}
+        self._arranged: dict[int, GroupedRows] = {}
         """The slots of the pass, by number of rows."""  # written by: begin, narrow; contents written by: rows
+        self._of_experts: dict[int, Tensor] = {}
+        """The same ones that change experts."""  # written by: begin, narrow; contents written by: pairs
         self.is_used = True
         """Whether a row of the pass may have an adapter; in graphs any may."""  # written by: admit, runner
-
-    @property
-    def projections(self) -> Sequence[Projection]:
-        """The projections of the model that adapters may change."""
-        return self._projections
 
     @property
     def max_rank(self) -> int:
         """The largest rank of an adapter in a module."""
         return self._max_rank
 
+    @property
+    def nbytes(self) -> int:
+        """Device memory of all slots."""
+        return sum(site.nbytes for _, site in self.sites)
+
     def add(self, linear: Linear[Tensor], projection: Projection) -> Linear[Tensor]:
         """Return a projection to which adapters add; it takes memory for all slots."""
-        sizes, where = projection.sizes_here(), self._device.torch_device
-        inputs = projection.inputs if projection.part is None else len(projection.part)
-        columns, outputs = self._rank * len(sizes), sum(sizes)
-        shape = (inputs, columns) if projection.takes_tokens else (columns, inputs)
+        return _AdaptedLinear(linear, self, self._added([projection], self._max_rank), self._kernels)
+
+    def add_experts(self, matrices: ExpertMatrices) -> AdaptedExperts | None:
+        """Return what adds to the products of experts, with memory for all slots; None: slots have no room for them."""
+        if not self._max_expert_rank or not matrices.down_parts:
+            return None
+        parts = matrices.gate_up_parts, matrices.down_parts
+        gate_up, down = (self._added(own, self._max_expert_rank) for own in parts)
+        return AdaptedExperts(self, gate_up, down, self._kernels, is_part=matrices.is_part)
+
+    def _added(self, projections: Sequence[Projection], max_rank: int) -> Site:
+        """Add projections that are alike."""
+        first, where, rank = projections[0], self._device.torch_device, -(-max_rank // _RANKS) * _RANKS
+        sizes, num_groups = first.sizes_here(), self._num_slots * len(projections)
+        inputs = first.inputs if first.part is None else len(first.part)
+        columns, outputs = rank * len(sizes), sum(sizes)
+        shape = (inputs, columns) if first.takes_tokens else (columns, inputs)
         site = Site(
-            a=torch.zeros(self._num_slots, *shape, dtype=self._dtype, device=where),
-            b=torch.zeros(self._num_slots, outputs, self._rank, dtype=self._dtype, device=where),
-            factors=torch.ones(self._num_slots, outputs, device=where),
-            bias=torch.zeros(self._num_slots, outputs, device=where),
+            a=torch.zeros(num_groups, *shape, dtype=self._dtype, device=where),
+            b=torch.zeros(num_groups, outputs, rank, dtype=self._dtype, device=where),
+            factors=torch.ones(num_groups, outputs, device=where),
+            bias=torch.zeros(num_groups, outputs, device=where),
             sizes=sizes,
-            takes_tokens=projection.takes_tokens,
+            num_experts=len(projections),
+            takes_tokens=first.takes_tokens,
         )
-        self._projections.append(projection)
-        self._sites.append(site)
-        return _AdaptedLinear(linear, self, site, self._kernels)
+        self.sites.append((projections, site))
+        return site
 
     def pack(self, weights: AdapterWeights) -> PackedAdapter:
         """Lay an adapter out; on any thread.
 
         Raises:
-            ValueError: it changes experts.
+            ValueError: it changes experts in a way for which slots have no room.
         """
-        if changed := next((name for name in weights.changes if EXPERTS in name), None):
-            raise ValueError(
-                f"experts must not be changed on CUDA, where slots for all would take much memory, got {changed}; an "
-                "adapter that is merged (--merge-adapter) may change them"
-            )
-        changes = [
-            [
-                self._packed(weights.changes.get(name, _NOTHING), projection, rows)
-                for (name, _), rows in zip(projection.parts, projection.rows_here(), strict=True)
-            ]
-            for projection in self._projections
-        ]
-        arrays = [one for of_projection in changes for each in of_projection for one in each if one is not None]
-        return PackedAdapter(changes=changes, nbytes=sum(one.nbytes for one in arrays))
+        for name, change in weights.changes.items():
+            rank = 0 if change.a is None else len(change.a)
+            if EXPERTS in name and max(1, rank) > self._max_expert_rank:
+                raise ValueError(
+                    f"max_adapter_expert_rank must be at least {max(1, rank)} on CUDA for an adapter that changes "
+                    f"{name}, got {self._max_expert_rank}; one that is merged (--merge-adapter) needs no such room"
+                )
+        changes = [[*self._packed(weights, projections)] for projections, _ in self.sites]
+        arrays = [one for of_site in changes for each in of_site for one in each if one is not None]
+        return PackedAdapter(
+            changes=changes,
+            changes_experts=any(EXPERTS in name for name in weights.changes),
+            nbytes=sum(one.nbytes for one in arrays),
+        )
 
     def keep(self, number: int, packed: PackedAdapter) -> None:
         """Make an adapter known by its number, as long as it is referred to."""
@@ -202,6 +181,13 @@ class CUDAAdapters:
                     self._fill(slot, self._known[number])
         self.is_used = bool((self._slots_of_rows[batch.rows] >= 0).any())
 
+    @contextmanager
+    def in_use(self) -> Generator[None]:
+        """Compute as if all rows had adapters, to learn how much memory that takes."""
+        self._slots_of_rows.fill(0)
+        yield
+        self._slots_of_rows.fill(-1)
+
     def note_rows(self, rows: Tensor, slots: Tensor, starts: Tensor) -> None:
         """Queue the slots of admitted rows `[A]`, and the first positions that their adapters compute."""
         self._row_slots.index_copy_(0, rows, torch.where(slots < 0, self._num_slots, slots))
@@ -212,58 +198,93 @@ class CUDAAdapters:
         if self.is_used:
             is_active = positions >= self._row_starts.index_select(0, rows)
             self._base = torch.where(is_active, self._row_slots.index_select(0, rows), self._num_slots)
-            self._narrowed, self._arranged = self._base, {}
+            self._narrowed, self._arranged, self._of_experts = self._base, {}, {}
 
     def narrow(self, wanted: Tensor) -> None:
         """Note that from now on, the rows of the pass are the tokens `wanted` `[W]`."""
         if self.is_used:
-            self._narrowed, self._arranged = self._base.index_select(0, wanted), {}
+            self._narrowed, self._arranged, self._of_experts = self._base.index_select(0, wanted), {}, {}
 
-    def rows(self, count: int) -> SlotRows:
+    def rows(self, count: int) -> GroupedRows:
         """Return the first rows of the pass by slot."""
         if count not in self._arranged:
             self._arranged[count] = self._kernels.arrange(self._narrowed[:count], self._num_slots)
         return self._arranged[count]
 
-    def _packed(self, change: Change, projection: Projection, rows: np.ndarray | None) -> list[Tensor | None]:
-        part = projection.part
+    def pairs(self, chosen: Tensor, num_experts: int, *, is_part: bool) -> GroupedRows:
+        """Return the first rows of the pass with their experts `chosen` `[T, n]`, by slot and expert.
 
-        def pinned(array: np.ndarray | None, dtype: torch.dtype) -> Tensor | None:
-            if array is None:
-                return None
-            numbers = torch.from_numpy(np.ascontiguousarray(array, np.float32))
-            memory = self._device.pinned(numbers.numel(), dtype).view(numbers.shape)
-            return memory.copy_(numbers)
+        With `is_part`, `num_experts` stands for one that is not here.
+        """
+        count, num_groups = len(chosen), self._num_slots * num_experts
+        if count not in self._of_experts:
+            self._of_experts[count] = self.expert_slots.index_select(0, self._narrowed[:count])[:, None]
+        slots = self._of_experts[count]
+        slots = slots.masked_fill(chosen == num_experts, self._num_slots) if is_part else slots
+        groups = torch.add(chosen, slots, alpha=num_experts).clamp_(max=num_groups)
+        return self._kernels.arrange(groups.flatten(), num_groups)
 
-        def own(array: np.ndarray | None) -> np.ndarray | None:
-            return array if array is None or rows is None else array[rows]
+    def _packed(self, weights: AdapterWeights, projections: Sequence[Projection]) -> list[_Arrays]:
+        """Return the arrays of each module of a site."""
+        first = projections[0]
+        found: list[_Arrays] = []
+        for number, rows in enumerate(first.rows_here()):
+            changes = [weights.changes.get(one.parts[number][0], _NOTHING) for one in projections]
+            kinds = zip(*(_own(change, first, rows).arrays for change in changes), strict=True)
+            dtypes = self._dtype, self._dtype, torch.float32, torch.float32
+            fills = 0.0, 0.0, 1.0, 0.0
+            found.append([self._stacked(*one) for one in zip(kinds, dtypes, fills, strict=True)])
+        return found
 
-        a = change.a if change.a is None or part is None else change.a[:, part.start : part.stop]
-        return [
-            pinned(a if a is None or not projection.takes_tokens else a.T, self._dtype),
-            pinned(own(change.b), self._dtype),
-            pinned(own(change.factors), torch.float32),
-            pinned(own(change.bias) if projection.adds_bias else None, torch.float32),
-        ]
+    def _stacked(self, arrays: Sequence[np.ndarray | None], dtype: torch.dtype, fill: float) -> Tensor | None:
+        """Return arrays that differ in ranks only, one of each expert, in pinned memory; None: there is none."""
+        shapes = [one.shape for one in arrays if one is not None]
+        if not shapes:
+            return None
+        shape = (len(arrays), *(max(sizes) for sizes in zip(*shapes, strict=True)))
+        memory = self._device.pinned(int(np.prod(shape)), dtype).view(shape).fill_(fill)
+        for own, array in zip(memory, arrays, strict=True):
+            if array is not None:
+                numbers = torch.from_numpy(np.ascontiguousarray(array, np.float32))
+                own[tuple(slice(size) for size in array.shape)] = numbers
+        return memory
 
     def _fill(self, slot: int, packed: PackedAdapter) -> None:
-        for site, changes in zip(self._sites, packed.changes, strict=True):
-            a, b, factors, bias = (one[slot] for one in (site.a, site.b, site.factors, site.bias))
+        self.expert_slots[slot] = slot if packed.changes_experts else self._num_slots
+        for (_, site), changes in zip(self.sites, packed.changes, strict=True):
+            if site.num_experts > 1 and not packed.changes_experts:
+                continue
+            groups = slice(slot * site.num_experts, (slot + 1) * site.num_experts)
+            a, b, factors, bias = (one[groups] for one in (site.a, site.b, site.factors, site.bias))
             a.zero_()  # what is left in B is multiplied by it
             factors.fill_(1.0)
             bias.zero_()
-            first = 0
+            first, rank = 0, b.shape[2]
             for number, (size, change) in enumerate(zip(site.sizes, changes, strict=True)):
-                outputs, column = slice(first, first + size), number * self._rank
+                outputs, column = slice(first, first + size), number * rank
                 first += size
                 own_a, own_b, *vectors = change
                 if own_a is not None and own_b is not None:
-                    columns = slice(column, column + own_b.shape[1])
-                    self._device.upload(own_a, a[:, columns] if site.takes_tokens else a[columns])
-                    self._device.upload(own_b, b[outputs, : own_b.shape[1]])
+                    columns = slice(column, column + own_b.shape[2])
+                    self._device.upload(own_a, a[..., columns] if site.takes_tokens else a[:, columns])
+                    self._device.upload(own_b, b[:, outputs, : own_b.shape[2]])
                 for own, memory in zip(vectors, (factors, bias), strict=True):
                     if own is not None:
-                        self._device.upload(own, memory[outputs])
+                        self._device.upload(own, memory[:, outputs])
+
+
+def _own(change: Change, projection: Projection, rows: np.ndarray | None) -> Change:
+    """Return the part of a change for the inputs and the outputs `rows` that are here."""
+
+    def own(array: np.ndarray | None) -> np.ndarray | None:
+        return array if array is None or rows is None else array[rows]
+
+    a, part = change.a, projection.part
+    if a is not None:
+        a = a if part is None else a[:, part.start : part.stop]
+        a = a.T if projection.takes_tokens else a
+    bias = own(change.bias) if projection.adds_bias else None
+    return replace(change, a=a, b=own(change.b), factors=own(change.factors), bias=bias)
 
 
 class _AdaptedLinear:
@@ -280,57 +301,35 @@ class _AdaptedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Return `[T, N]` of `[T, K]`, or of tokens `[T]`."""
         out = self._linear(x)
-        if not self._adapters.is_used or not len(x):
-            return out
-        rows = self._adapters.rows(len(x))
-        shrunk = _picked(x, self._site, rows) if self._site.takes_tokens else self._kernels.shrink(x, self._site, rows)
-        self._kernels.expand(shrunk, out, self._site, rows)
+        if self._adapters.is_used and len(x):
+            adapt(self._kernels, x, out, self._site, self._adapters.rows(len(x)))
         return out
 
 
-def _picked(tokens: Tensor, site: Site, rows: SlotRows) -> Tensor:
-    """Return what `shrink` does for an embedding: the rows of A of the tokens' slots, in `rows.order`."""
-    num_slots, num_tokens, columns = site.a.shape
-    slots = rows.slots.clamp(max=num_slots - 1).long()
-    places = (slots * num_tokens + tokens).index_select(0, rows.order)
-    return site.a.view(-1, columns).index_select(0, places).float()
+class AdaptedExperts:
+    """What adapters add to the products of experts. Invariant: the same as that of `_AdaptedLinear`."""
 
+    __slots__ = ("_adapters", "_down", "_gate_up", "_is_part", "_kernels")
 
-class TorchLowRank:
-    """`LowRankKernels` in plain torch, slot by slot: for devices without Triton, and as the reference.
+    def __init__(
+        self, adapters: CUDAAdapters, gate_up: Site, down: Site, kernels: LowRankKernels, *, is_part: bool
+    ) -> None:
+        self._adapters = adapters
+        self._gate_up = gate_up
+        self._down = down
+        self._kernels = kernels
+        self._is_part = is_part
 
-    Args:
-        multiply: computes products in float32, see `ops.Multiply`; rows have the bits that they have there.
-    """
+    def pairs(self, chosen: Tensor) -> GroupedRows | None:
+        """Return the tokens with their experts `chosen` `[T, n]` by slot; None: the model alone computes them."""
+        if not self._adapters.is_used or not len(chosen):
+            return None
+        return self._adapters.pairs(chosen, self._down.num_experts, is_part=self._is_part)
 
-    __slots__ = ("_multiply",)
+    def to_first(self, x: Tensor, out: Tensor, pairs: GroupedRows) -> None:
+        """Add to the first product `out` `[P, N]`, or as many outputs of the gates, of tokens or pairs `x`."""
+        adapt(self._kernels, x, out, self._gate_up, pairs)
 
-    def __init__(self, multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = functional.linear) -> None:
-        self._multiply = multiply
-
-    def arrange(self, slots: Tensor, num_slots: int) -> SlotRows:
-        """Sort rows."""
-        ascending, order = slots.sort(stable=True)
-        every = torch.arange(num_slots + 1, device=slots.device, dtype=torch.int32)
-        return SlotRows(slots=slots, order=order.int(), starts=torch.searchsorted(ascending, every, out_int32=True))
-
-    def shrink(self, x: Tensor, site: Site, rows: SlotRows) -> Tensor:
-        """Multiply all rows by A of every slot."""
-        own, slots = x.index_select(0, rows.order).float(), rows.slots.index_select(0, rows.order)
-        shrunk = own.new_zeros(len(own), site.a.shape[1])
-        for slot, a in enumerate(site.a.float()):
-            shrunk = torch.where((slots == slot)[:, None], self._multiply(own, a, None), shrunk)
-        return shrunk
-
-    def expand(self, shrunk: Tensor, out: Tensor, site: Site, rows: SlotRows) -> None:
-        """Multiply all rows by B of every slot."""
-        order, by_row = rows.order.long(), torch.empty_like(shrunk)
-        by_row.index_copy_(0, order, shrunk)
-        before, changed = out.float(), out.float()
-        parts = by_row.split(site.b.shape[2], dim=1)
-        for slot, b in enumerate(site.b.float()):
-            matrices = b.split(list(site.sizes))
-            products = [self._multiply(own, matrix, None) for own, matrix in zip(parts, matrices, strict=True)]
-            own = before * site.factors[slot] + torch.cat(products, 1) + site.bias[slot]
-            changed = torch.where((rows.slots == slot)[:, None], own, changed)
-        out.copy_(changed)
+    def to_second(self, x: Tensor, out: Tensor, pairs: GroupedRows) -> None:
+        """Add to the second product `out` `[P, N]` of `x` `[P, K]`."""
+        adapt(self._kernels, x, out, self._down, pairs)

@@ -1,6 +1,6 @@
 """Mixtures of experts on a CUDA device; nothing waits for the device, and no shape depends on the choice.
 
-A pair of a token and one of its experts is a slot. Slots are sorted by expert, in the order of tokens.
+A pair of a token and one of its experts is a slot.
 
 Legend: T tokens, N experts, K chosen experts of a token, S slots, T times K, E hidden_size, I and O columns of the
 input and of the output of a product.
@@ -20,6 +20,7 @@ from torch import Tensor
 from pagewood.engine.models.ops import ChosenExperts, ExpertMatrices
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
+from pagewood.engine.runner.cuda.adapters import AdaptedExperts
 
 
 class ExpertKernels(Protocol):
@@ -30,9 +31,14 @@ class ExpertKernels(Protocol):
         ...
 
     def TritonExperts(
-        self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False
+        self,
+        matrices: ExpertMatrices,
+        activation: Activation,
+        *,
+        weighs_inputs: bool = False,
+        adapted: AdaptedExperts | None = None,
     ) -> ChosenExperts[Tensor]:
-        """See `models.ops.Ops.experts`."""
+        """See `models.ops.Ops.experts`; `adapted` adds to their products."""
         ...
 
 
@@ -49,7 +55,7 @@ def grouped_by_row(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tens
         x: `[S, I]`.
         weight: `[N, O, I]`, maybe in codes.
         bias: `[N, O]`, or None.
-        experts: `[S]`, the expert of each slot, ascending.
+        experts: `[S]`, the expert of each slot.
 
     Returns:
         `[S, O]`.
@@ -66,6 +72,7 @@ class CUDAExperts:
 
     __slots__ = (
         "_activate",
+        "_adapted",
         "_down",
         "_down_bias",
         "_first",
@@ -81,8 +88,9 @@ class CUDAExperts:
         activate: Callable[[Tensor], Tensor],
         *,
         weighs_inputs: bool = False,
+        adapted: AdaptedExperts | None = None,
     ) -> None:
-        """Take `matrices`; `activate` computes `[S, I]` of `[S, 2I]`."""
+        """Take `matrices`; `activate` computes `[S, I]` of `[S, 2I]`, and `adapted` adds to both products."""
 
         def apart(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.view(matrices.count, -1, *tensor.shape[1:])
@@ -93,6 +101,7 @@ class CUDAExperts:
         self._down_bias = apart(matrices.down_bias)
         self._first, self._is_part = matrices.first, matrices.is_part
         self._activate = activate
+        self._adapted = adapted
         self._weighs_inputs = weighs_inputs
 
     def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -100,18 +109,23 @@ class CUDAExperts:
         num_tokens, num_chosen = chosen.shape
         if self._is_part:
             chosen = local_experts(chosen, self._first, len(self._down))
-        experts, order = chosen.flatten().sort(stable=True)
+        pairs = None if self._adapted is None else self._adapted.pairs(chosen)
+        experts = chosen.flatten()
         is_elsewhere = experts >= len(self._down) if self._is_part else None
         if is_elsewhere is not None:
             experts = experts.clamp(max=len(self._down) - 1)
-        rows = x.index_select(0, order // num_chosen)
+        rows = x.repeat_interleave(num_chosen, 0)
         if self._weighs_inputs:
-            rows = rows * shares.flatten()[order, None].to(x.dtype)
+            rows = rows * shares.flatten()[:, None].to(x.dtype)
         gate_up = grouped_by_row(rows, self._gate_up, self._gate_up_bias, experts)
-        sorted_results = grouped_by_row(self._activate(gate_up), self._down, self._down_bias, experts)
+        if self._adapted is not None and pairs is not None:
+            self._adapted.to_first(rows, gate_up, pairs)
+        inner = self._activate(gate_up)
+        results = grouped_by_row(inner, self._down, self._down_bias, experts)
+        if self._adapted is not None and pairs is not None:
+            self._adapted.to_second(inner, results, pairs)
         if is_elsewhere is not None:
-            sorted_results = sorted_results.masked_fill(is_elsewhere[:, None], 0)
-        results = torch.empty_like(sorted_results).index_copy_(0, order, sorted_results)
+            results = results.masked_fill(is_elsewhere[:, None], 0)
         results = results.view(num_tokens, num_chosen, -1)
         total = torch.zeros(num_tokens, results.shape[2], dtype=torch.float32, device=x.device)
         for rank in range(num_chosen):

@@ -9,6 +9,7 @@ Legend: T tokens, E hidden_size, V vocab_size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -280,13 +281,15 @@ class CUDAOps:
             fused = self._fused_experts.experts(matrices, activation, weighs_inputs=weighs_inputs)
             if fused is not None:
                 return fused
+        adapted = None if self._adapters is None else self._adapters.add_experts(matrices)
+        options: dict[str, Any] = {"weighs_inputs": weighs_inputs, "adapted": adapted}
         if self._expert_kernels is not None and activation != "relu_squared":
-            return self._expert_kernels.TritonExperts(matrices, activation, weighs_inputs=weighs_inputs)
+            return self._expert_kernels.TritonExperts(matrices, activation, **options)
 
         def activate(gate_up: Tensor) -> Tensor:
             return gated(self, activation, gate_up)
 
-        return CUDAExperts(matrices, activate, weighs_inputs=weighs_inputs)
+        return CUDAExperts(matrices, activate, **options)
 
     def scale_chosen(self, shares: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
         """Return `shares`, each times the factor of its expert."""

@@ -88,6 +88,14 @@ def add_model_options(page: Page) -> None:
         help=f"largest rank of an adapter (default: {DEFAULTS.max_adapter_rank})",
     )
     model.add(
+        "--max-adapter-expert-rank",
+        type=int,
+        default=DEFAULTS.max_adapter_expert_rank,
+        metavar="R",
+        help="largest rank of an adapter in experts on CUDA (default: 0, none)",
+        more="There, each of --max-adapters takes memory for all experts. On a CPU it means nothing.",
+    )
+    model.add(
         "--adapter-folder",
         action="append",
         type=Path,

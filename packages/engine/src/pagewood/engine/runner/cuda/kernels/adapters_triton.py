@@ -1,10 +1,10 @@
-"""What adapters add to projections: rows grouped by adapter slot, times A (shrink), times B (expand).
+"""What adapters add to products: rows grouped by the matrices of their slots, times A (shrink), times B (expand).
 
-A tile is some rows of one slot, which lie side by side in the order of slots, times some columns. There are as many
+A tile is some rows of one group, which lie side by side in the order of groups, times some columns. There are as many
 programs as tiles there can be, and those without a tile end at once, so graphs hold them. Sums are in float32, along
 the whole depth from start to end, in tiles of every size alike; so a row's bits do not depend on the rows beside it.
 
-Legend: T rows, K inputs, N outputs, C modules of a projection, S slots, R columns of A of a module.
+Legend: T rows, K inputs, N outputs, C modules of a projection, G groups, R columns of A of a module.
 """
 
 # pyright: basic, reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false
@@ -17,71 +17,86 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagewood.engine.runner.cuda.adapters import Site, SlotRows
 from pagewood.engine.runner.cuda.kernels.experts_triton import arranged, find_tile
+from pagewood.engine.runner.cuda.low_rank import GroupedRows, Site
 
 _FEW_ROWS, _MANY_ROWS = 16, 32
-"""Rows of a tile, where slots have few rows in the mean, and elsewhere. Both use the same instructions of tensor cores;
-tiles of 64 rows would use others on an H100."""
+"""Rows of a tile, where groups have few rows in the mean, and elsewhere. Both use the same instructions of tensor
+cores; tiles of 64 rows would use others on an H100."""
 _SHRUNK = 16  # columns of A that a program computes: few, so that a step of few rows has programs enough
 _DEPTH = 64  # products of a shrinking that are added per round
 _COLUMNS = 64  # columns that a program expands
 _RANKS = 16  # products of an expansion that are added per round
+_FEW_GROUPS = 1024  # up to this many, four warps find a tile
 
 
-def arrange(slots: Tensor, num_slots: int) -> SlotRows:
-    """Return rows `[T]` by slot."""
-    order, starts = arranged(slots[:, None], num_slots)
-    return SlotRows(slots=slots, order=order, starts=starts)
+def arrange(groups: Tensor, num_groups: int) -> GroupedRows:
+    """Return rows by their groups `[T] int32`."""
+    order, starts = arranged(groups[:, None], num_groups)
+    size = _FEW_ROWS if len(groups) <= _FEW_ROWS * num_groups else _MANY_ROWS
+    num_tiles = min(len(groups), len(groups) // size + num_groups)
+    tiles, bins = starts.new_empty(num_tiles, 3), triton.next_power_of_2(num_groups)
+    _find[(num_tiles,)](starts, tiles, num_groups, BINS=bins, ROWS=size, num_warps=4 if bins <= _FEW_GROUPS else 16)
+    return GroupedRows(groups=groups, order=order, tiles=tiles, tile_rows=size)
 
 
-def shrink(x: Tensor, site: Site, rows: SlotRows) -> Tensor:
-    """Return `[T, C R] float32`, the rows of `x` `[T, K]` times A of their slots, in `rows.order`."""
-    num_slots, columns, inputs = site.a.shape
-    out = torch.empty(len(x), columns, dtype=torch.float32, device=x.device)
-    size, num_tiles = _tiles(len(x), num_slots)
-    _shrink[(num_tiles, columns // _SHRUNK)](
-        x.contiguous(), site.a, out, rows.order, rows.starts, num_slots, columns, INPUTS=inputs,
-        BINS=triton.next_power_of_2(num_slots), ROWS=size, COLUMNS=_SHRUNK, DEPTH=_DEPTH, num_warps=4, num_stages=4,
+def shrink(x: Tensor, site: Site, rows: GroupedRows) -> Tensor:
+    """Return `[T, C R] float32`, the inputs `x` `[T / n, K]` times A of their groups, in `rows.order`."""
+    assert rows.tiles is not None
+    _, columns, inputs = site.a.shape
+    out = torch.empty(len(rows.order), columns, dtype=torch.float32, device=x.device)
+    _shrink[(len(rows.tiles), columns // _SHRUNK)](
+        x.contiguous(), site.a, out, rows.order, rows.tiles, len(rows.order) // len(x), columns, INPUTS=inputs,
+        ROWS=rows.tile_rows, COLUMNS=_SHRUNK, DEPTH=_DEPTH, num_warps=4, num_stages=4,
     )  # fmt: skip
     return out
 
 
-def expand(shrunk: Tensor, out: Tensor, site: Site, rows: SlotRows) -> None:
-    """Change the rows of `out` `[T, N]` that have a slot; `shrunk` is the result of `shrink`."""
-    num_slots, num_outputs, rank = site.b.shape
-    size, num_tiles = _tiles(len(out), num_slots)
+def expand(shrunk: Tensor, out: Tensor, site: Site, rows: GroupedRows) -> None:
+    """Change the rows of `out` `[T, N]` that have a group; `shrunk` is the result of `shrink`."""
+    assert rows.tiles is not None
+    _, num_outputs, rank = site.b.shape
     first = 0
     for number, outputs in enumerate(site.sizes):
-        _expand[(num_tiles, triton.cdiv(outputs, _COLUMNS))](
-            shrunk, site.b, site.factors, site.bias, out, rows.order, rows.starts, num_slots, num_outputs,
-            out.stride(0), first, first + outputs, number * rank, shrunk.stride(0), RANK=rank,
-            BINS=triton.next_power_of_2(num_slots), ROWS=size, COLUMNS=_COLUMNS, RANKS=_RANKS, num_warps=4,
-            num_stages=3,
+        _expand[(len(rows.tiles), triton.cdiv(outputs, _COLUMNS))](
+            shrunk, site.b, site.factors, site.bias, out, rows.order, rows.tiles, num_outputs, out.stride(0), first,
+            first + outputs, number * rank, shrunk.stride(0), RANK=rank, ROWS=rows.tile_rows, COLUMNS=_COLUMNS,
+            RANKS=_RANKS, num_warps=4, num_stages=3,
         )  # fmt: skip
         first += outputs
 
 
-def _tiles(num_rows: int, num_slots: int) -> tuple[int, int]:
-    """Return the rows of a tile, and the tiles that there can be."""
-    size = _FEW_ROWS if num_rows <= _FEW_ROWS * num_slots else _MANY_ROWS
-    return size, min(num_rows, num_rows // size + num_slots)
+@triton.jit(do_not_specialize=["num_groups"])
+def _find(starts, tiles, num_groups, BINS: tl.constexpr, ROWS: tl.constexpr) -> None:
+    """Write the group, the first place and the end of one tile."""
+    group, first, end = find_tile(starts, num_groups, BINS, ROWS)
+    own = tiles + tl.program_id(0) * 3
+    tl.store(own, group.to(tl.int32))
+    tl.store(own + 1, first)
+    tl.store(own + 2, end)
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_columns"])
+@triton.jit
+def _tile(tiles) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return the group, the first place and the end of this program's tile."""
+    own = tiles + tl.program_id(0) * 3
+    return tl.load(own).to(tl.int64), tl.load(own + 1), tl.load(own + 2)
+
+
+@triton.jit(do_not_specialize=["num_columns"])
 def _shrink(
-    x, a, out, order, starts, num_slots, num_columns, INPUTS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    x, a, out, order, tiles, num_each, num_columns, INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Compute a tile of the rows of one slot times A."""
-    slot, first, end = find_tile(starts, num_slots, BINS, ROWS)
+    """Compute a tile of the rows of one group times A; `num_each` rows that follow each other have one input."""
+    group, first, end = _tile(tiles)
     if first >= end:
         return
     places, columns = first + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     deep, has_row = tl.arange(0, DEPTH), places < end
-    rows = tl.load(order + places, mask=has_row, other=0).to(tl.int64)
+    rows = (tl.load(order + places, mask=has_row, other=0) // num_each).to(tl.int64)
     x_places = x + rows[:, None] * INPUTS + deep[None, :]
-    a_places = a + (slot * num_columns + columns[None, :]) * INPUTS + deep[:, None]
+    a_places = a + (group * num_columns + columns[None, :]) * INPUTS + deep[:, None]
     sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for start in range(0, INPUTS, DEPTH):
         is_inside = start + deep < INPUTS
@@ -93,21 +108,20 @@ def _shrink(
     tl.store(out + places.to(tl.int64)[:, None] * num_columns + columns[None, :], sums, mask=has_row[:, None])
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_outputs", "first_column", "end_column", "first_rank"])
+@triton.jit(do_not_specialize=["num_outputs", "first_column", "end_column", "first_rank"])
 def _expand(
-    shrunk, b, factors, bias, out, order, starts, num_slots, num_outputs, out_stride, first_column, end_column,
-    first_rank, shrunk_stride, RANK: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    RANKS: tl.constexpr,
+    shrunk, b, factors, bias, out, order, tiles, num_outputs, out_stride, first_column, end_column, first_rank,
+    shrunk_stride, RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add a tile of what one slot's B makes of its rows to one module's outputs, each times its factor."""
-    slot, first, end = find_tile(starts, num_slots, BINS, ROWS)
+    """Add a tile of what one group's B makes of its rows to one module's outputs, each times its factor."""
+    group, first, end = _tile(tiles)
     if first >= end:
         return
     places = first + tl.arange(0, ROWS)
     columns = first_column + tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     deep, has_row, has_column = tl.arange(0, RANKS), places < end, columns < end_column
     left_places = shrunk + places.to(tl.int64)[:, None] * shrunk_stride + first_rank + deep[None, :]
-    own = slot * num_outputs + columns
+    own = group * num_outputs + columns
     right_places = b + own[None, :] * RANK + deep[:, None]
     sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for _ in range(0, RANK, RANKS):

@@ -27,13 +27,14 @@ from pagewood.engine.models.ops import CLAMP_ALPHA, CLAMP_LIMIT, ExpertMatrices
 from pagewood.engine.models.parts.experts import RouterConfig
 from pagewood.engine.models.parts.feed_forward import Activation
 from pagewood.engine.models.scaled_codes import ScaledCodes
+from pagewood.engine.runner.cuda.adapters import AdaptedExperts
 from pagewood.engine.runner.cuda.experts import local_experts
 
 _MOST_COMPARED = 4096
 """Up to this many slots, comparing each with all others is faster than sorting them, which takes several kernels."""
 _SLOTS = 64  # slots, or experts, that a program puts in order
 _OTHERS = 256  # slots that it compares them with at a time
-_SUMMED = 1024  # columns of a token that a program adds up
+_SUMMED = 1024  # columns of a token that a program adds up, or activates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +66,18 @@ _DEPTH_OF_CODES = 128
 class TritonExperts:
     """`models.ops.ChosenExperts`. Invariant: a token's bits do not depend on the other tokens."""
 
-    __slots__ = ("_activation", "_matrices", "_size", "_weighs_inputs")
+    __slots__ = ("_activation", "_adapted", "_matrices", "_size", "_weighs_inputs")
 
-    def __init__(self, matrices: ExpertMatrices, activation: Activation, *, weighs_inputs: bool = False) -> None:
-        """Take `matrices`, all of one dtype or in codes."""
+    def __init__(
+        self,
+        matrices: ExpertMatrices,
+        activation: Activation,
+        *,
+        weighs_inputs: bool = False,
+        adapted: AdaptedExperts | None = None,
+    ) -> None:
+        """Take `matrices`, all of one dtype or in codes; `adapted` adds to both products."""
+        self._adapted = adapted
         self._matrices = matrices
         self._size = matrices.down.shape[1]
         self._activation: Activation = activation
@@ -84,16 +93,28 @@ class TritonExperts:
             return out
         x, num_slots, bins = x.contiguous(), num_tokens * num_chosen, triton.next_power_of_2(own.count)
         order, starts = arranged(chosen, own.count)
+        pairs = None if self._adapted is None else self._adapted.pairs(chosen)
         activated = x.new_empty(num_slots, self._size)
+        # Adapters add to numbers that are not rounded yet, so that without them the bits are the same in both ways.
+        gate_up = activated if pairs is None else x.new_empty(num_slots, 2 * self._size, dtype=torch.float32)
         num_placed = own.num_placed or own.count
         tile, grid = _tile_and_grid(_GATED, own.gate_up, num_slots, own.count, num_placed, self._size)
         _gated[grid](
-            x, *_parts(own.gate_up), x if own.gate_up_bias is None else own.gate_up_bias, activated, order, starts,
+            x, *_parts(own.gate_up), x if own.gate_up_bias is None else own.gate_up_bias, gate_up, order, starts,
             shares, own.count, self._size, num_chosen, INPUTS=width, BINS=bins, HAS_BIAS=own.gate_up_bias is not None,
-            ACTIVATION=self._activation, WEIGHS=self._weighs_inputs, ALPHA=CLAMP_ALPHA, LIMIT=CLAMP_LIMIT,
-            GROUP=getattr(own.gate_up, "group", 0),
+            ACTIVATION=self._activation if pairs is None else "none", WEIGHS=self._weighs_inputs, ALPHA=CLAMP_ALPHA,
+            LIMIT=CLAMP_LIMIT, GROUP=getattr(own.gate_up, "group", 0),
             ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
+        if self._adapted is not None and pairs is not None:
+            inputs = x
+            if self._weighs_inputs:
+                inputs = (x[:, None] * shares[:, :, None].to(x.dtype)).flatten(0, 1)
+            self._adapted.to_first(inputs, gate_up, pairs)
+            _activated[(num_slots, triton.cdiv(self._size, _SUMMED))](
+                gate_up, activated, self._size, ACTIVATION=self._activation, ALPHA=CLAMP_ALPHA, LIMIT=CLAMP_LIMIT,
+                BLOCK=_SUMMED,
+            )  # fmt: skip
         # Slots whose expert is on another rank get no result.
         results = x.new_zeros(num_slots, width) if own.is_part else x.new_empty(num_slots, width)
         tile, grid = _tile_and_grid(_DOWN, own.down, num_slots, own.count, num_placed, width)
@@ -101,8 +122,10 @@ class TritonExperts:
             activated, *_parts(own.down), x if own.down_bias is None else own.down_bias, results, order, starts,
             own.count, width, INPUTS=self._size, BINS=bins, HAS_BIAS=own.down_bias is not None, ROWS=tile.rows,
             COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
-            GROUP=getattr(own.down, "group", 0),
+            GROUP=getattr(own.down, "group", 0), BY_SLOT=pairs is not None,
         )  # fmt: skip
+        if self._adapted is not None and pairs is not None:
+            self._adapted.to_second(activated, results, pairs)
         _sum[(num_tokens, triton.cdiv(width, _SUMMED))](
             results, shares, out, width, NUM_CHOSEN=num_chosen, WEIGHS=not self._weighs_inputs, BLOCK=_SUMMED
         )
@@ -284,7 +307,10 @@ def _gated(
     INPUTS: tl.constexpr, BINS: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, WEIGHS: tl.constexpr,
     ALPHA: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Compute a tile of the activation: both projections of the rows of some slots, which lie in `x` by token."""
+    """Compute a tile of the activation: both projections of the rows of some slots, which lie in `x` by token.
+
+    Without activation, write both side by side to the places of the slots.
+    """
     expert, first, end = find_tile(starts, num_experts, BINS, ROWS)
     if first >= end:
         return
@@ -318,12 +344,27 @@ def _gated(
         own = bias + expert * 2 * size + columns
         gate += tl.load(own, mask=has_column, other=0.0).to(tl.float32)[None, :]
         up += tl.load(own + size, mask=has_column, other=0.0).to(tl.float32)[None, :]
-    result = _activate(gate, up, ACTIVATION, ALPHA, LIMIT).to(out.dtype.element_ty)
-    tl.store(
-        out + places[:, None].to(tl.int64) * size + columns[None, :],
-        result,
-        mask=has_row[:, None] & has_column[None, :],
-    )
+    is_inside = has_row[:, None] & has_column[None, :]
+    if ACTIVATION == "none":
+        both = out + slots[:, None].to(tl.int64) * 2 * size + columns[None, :]
+        tl.store(both, gate, mask=is_inside)
+        tl.store(both + size, up, mask=is_inside)
+    else:
+        result = _activate(gate, up, ACTIVATION, ALPHA, LIMIT).to(out.dtype.element_ty)
+        tl.store(out + places[:, None].to(tl.int64) * size + columns[None, :], result, mask=is_inside)
+
+
+@triton.jit
+def _activated(
+    gate_up, out, size, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """Compute the activation of some columns of a slot."""
+    slot = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    own, is_inside = gate_up + slot * 2 * size + columns, columns < size
+    gate, up = tl.load(own, mask=is_inside, other=0.0), tl.load(own + size, mask=is_inside, other=0.0)
+    result = _activate(gate, up, ACTIVATION, ALPHA, LIMIT)
+    tl.store(out + slot * size + columns, result.to(out.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit
@@ -357,9 +398,9 @@ def _activate(gate, up, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl
 def _down(
     x, weight, scales, bias, out, order, starts, num_experts, num_columns, GROUP: tl.constexpr,
     INPUTS: tl.constexpr, BINS: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    DEPTH: tl.constexpr, BY_SLOT: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Compute a tile of results, from rows in the order of experts, and write each to the place of its slot."""
+    """Compute a tile of results, from rows in the order of experts or slots; write each to the place of its slot."""
     expert, first, end = find_tile(starts, num_experts, BINS, ROWS)
     if first >= end:
         return
@@ -369,7 +410,9 @@ def _down(
         tl.arange(0, DEPTH),
     )
     has_row, has_column = places < end, columns < num_columns
-    x_places = x + places.to(tl.int64)[:, None] * INPUTS + deep[None, :]
+    slots = tl.load(order + places, mask=has_row, other=0).to(tl.int64)
+    x_rows = slots if BY_SLOT else places.to(tl.int64)
+    x_places = x + x_rows[:, None] * INPUTS + deep[None, :]
     weight_places = weight + (expert * num_columns + columns[None, :]) * INPUTS + deep[:, None]
     sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for start in range(0, INPUTS, DEPTH):
@@ -381,7 +424,6 @@ def _down(
         weight_places += DEPTH
     if HAS_BIAS:
         sums += tl.load(bias + expert * num_columns + columns, mask=has_column, other=0.0).to(tl.float32)[None, :]
-    slots = tl.load(order + places, mask=has_row, other=0).to(tl.int64)
     result = sums.to(out.dtype.element_ty)
     tl.store(out + slots[:, None] * num_columns + columns[None, :], result, mask=has_row[:, None] & has_column[None, :])
 
