@@ -147,7 +147,8 @@ def test_a_stage_reads_its_own_tensors_only(tmp_path: Path, monkeypatch: pytest.
 
 def loaded(layers: tuple[int, int]) -> Loaded:
     return Loaded(
-        num_pages=1, max_length=1, num_states=0, state_interval=0, page_bytes=1, layers=layers, division=""
+        num_pages=1, max_length=1, num_states=0, state_interval=0, page_bytes=1, state_bytes=0, layers=layers,
+        division="",
     )  # fmt: skip
 
 

@@ -198,6 +198,7 @@ def _runner(
             num_states=rank.states.num_places,
             state_interval=rank.states.interval,
             page_bytes=rank.page_bytes,
+            state_bytes=rank.state_bytes,
             layers=rank.layers,
             division=rank.division,
         )
@@ -217,10 +218,13 @@ def _runner(
 
         assert rank.memory is not None
         part = HostPart(
-            rank=begin.rank, has_whole_pages=config.enable_dp_attention, host_page_bytes=sizes.host_page_bytes
+            rank=begin.rank,
+            has_whole_pages=config.enable_dp_attention,
+            host_page_bytes=sizes.host_page_bytes,
+            num_state_parts=sizes.num_state_parts,
         )
         mark = rank.loaded.mark + f", stages begin at {begin.cuts}" * bool(begin.cuts)
-        pages = followed_pages(config, digest, rank.memory, mark=mark, part=part, talk=talk)
+        pages = followed_pages(config, digest, rank.memory, mark=mark, part=part, states=rank.state_memory, talk=talk)
     adapters = None
     if rank.adapters is not None:
         from pagewood.engine.assembly.adapter_source import AdapterFolders

@@ -50,7 +50,10 @@ def state_sizes(
     _check(config, model)
     size, num_rows = state_bytes, config.num_rows
     if config.speculative != "off":
-        available = max(0, available - num_rows * _drafted_bytes(model.states, config.speculative_num_tokens))
+        drafted_bytes = (
+            _drafted_bytes(model.states, config.speculative_num_tokens) * size // model.states.bytes_per_page
+        )
+        available = max(0, available - num_rows * drafted_bytes)
     least = num_rows if config.state_places is None else config.state_places
     if least < num_rows:
         raise ValueError(f"state_places must be at least max_running {num_rows}, got {least}")
@@ -92,17 +95,13 @@ def _check(config: EngineConfig, model: ModelConfig) -> None:
     for name, value, off in refused:
         if value != off:
             raise ValueError(f"{name} must be {off} for models with recurrent layers, got {value}")
-    if config.speculative != "off" and config.num_ranks > 1:  # steps that verify have been compared in one process only
-        raise ValueError(
-            f"speculative must be off for models with recurrent layers on several ranks, got {config.speculative}"
-        )
     if config.host_cache_gb is not None and not model.paged:
         raise ValueError(  # lower tiers cut states into parts of the size of a page
             f"host_cache_gb must be None for a model without attention such as {model.architecture}, whose pages have "
             f"a few bytes, got {config.host_cache_gb}"
         )
-    if config.host_cache_gb is not None and (config.num_ranks > 1 or config.decision_log is not None):
-        raise ValueError(  # a host copies the states of one rank, and a replay would not know when copies end
-            f"host_cache_gb must be None for models with recurrent layers on several ranks or with a decision log, "
+    if config.host_cache_gb is not None and config.decision_log is not None:
+        raise ValueError(  # a replay would not know when copies end
+            "host_cache_gb must be None for models with recurrent layers with a decision log, "
             f"got {config.host_cache_gb}"
         )

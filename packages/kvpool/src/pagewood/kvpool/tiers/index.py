@@ -109,6 +109,7 @@ class TieredIndex:
         lanes: Lanes | None = None,
         clock: Callable[[], float] = time.monotonic,
         holder: PageHolder | None = None,
+        states: StatePages | None = None,
     ) -> None:
         """Create an index over an empty cache.
 
@@ -127,6 +128,7 @@ class TieredIndex:
             lanes: Where copies run; by default a thread for each kind of copy.
             clock: Monotonic clock, in seconds.
             holder: Is notified of copies, if cached pages may lose a part of what they hold; None: they do not.
+            states: The `StatePages` behind `device`, if that copies more than they do; None: `device`, if it is one.
 
         Raises:
             ValueError: The page sizes of `device` and `host` differ, or `page_size` or `min_uses` is less than 1, or
@@ -137,7 +139,7 @@ class TieredIndex:
                 f"host must have the device's page size, {device.page_bytes} bytes, got {host.page_bytes} bytes"
             )
         check_at_least_one(min_uses=min_uses)
-        self._states = device if isinstance(device, StatePages) else None
+        self._states = device if isinstance(device, StatePages) else states
         if self._states is not None and holder is not None:
             raise ValueError("holder must be None with states of recurrent layers, got a PageHolder")
         self._chain = KeyChain(page_size, fingerprint=fingerprint)

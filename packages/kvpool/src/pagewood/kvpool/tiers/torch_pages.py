@@ -42,10 +42,13 @@ def device_pages(memory: PageMemory, *, after: torch.cuda.Stream | None = None) 
     return StagedPages(layers, out=out, into=into)
 
 
-def with_states(pages: DevicePages, states: PageMemory) -> StatePages:
-    """Return pages together with the states of recurrent layers in memory on a CPU, a page of it for each place."""
-    layers = [states.blocks(layer) for layer in range(states.layout.num_layers)]
-    return StatePages(pages, [[block.numpy() for block in blocks] for blocks in layers])
+def with_states(pages: DevicePages, states: PageMemory | None, *, num_parts: int | None = None) -> StatePages:
+    """Return pages together with the states of recurrent layers in memory on a CPU, a page of it for each place.
+
+    For `num_parts` see `StatePages`; `states` may be None with it, if this process has none of the layers.
+    """
+    layers = [] if states is None else [states.blocks(layer) for layer in range(states.layout.num_layers)]
+    return StatePages(pages, [[block.numpy() for block in blocks] for blocks in layers], num_parts=num_parts)
 
 
 def pinned_memory(num_pages: int, page_bytes: int) -> Bytes:

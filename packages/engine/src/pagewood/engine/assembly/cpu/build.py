@@ -175,6 +175,7 @@ def _engine(
                 rank=0,
                 has_whole_pages=config.enable_dp_attention,
                 host_page_bytes=sizes.host_page_bytes,
+                num_state_parts=sizes.num_state_parts,
                 group=group,
             )
     rank.allocate(num_pages, states.num_places)
@@ -242,11 +243,13 @@ def _engine(
         joint_prefill_tokens=config.joint_prefill_tokens or max(_BUSY_TOKENS, info.long_step_tokens),
     )
     assert rank.memory is not None
-    memory, beside, by_request = rank.memory, rank.beside, list[DevicePages]()
+    memory, beside, of_states, by_request = rank.memory, rank.beside, rank.state_memory, list[DevicePages]()
     if group is not None and config.enable_dp_attention:
         by_request = [*map(device_pages, rank.memory_by_request(num_pages // num_pools, group.kv_memory))]
     elif group is not None and group.kv_memory:
-        memory, beside = rank.joined_memory(num_pages, group.kv_memory, _stages_of_others(place, group.num_here))
+        memory, beside, of_states = rank.joined_memory(
+            num_pages, states.num_places, group.kv_memory, _stages_of_others(place, group.num_here)
+        )
     mark = rank.loaded.mark + ("" if place is None else f" in {len(parts.stages)} stages: {_listed(parts.stages)}")
     allocator = None if num_pools > 1 else page_allocator(config.resolved(), info)
     source = ModelWeights(parts.folder, CPUPart(rank))
@@ -268,7 +271,7 @@ def _engine(
             parts.digest,
             memory,
             mark=mark,
-            states=rank.state_memory,
+            states=of_states,
             frames=frames,
             part=part,
             by_request=by_request,
@@ -304,16 +307,23 @@ def _agreed_sizes(
     own_pages, own_length = rank.num_pages(group.num_here)
     num_pages = min(own_pages, *(one.num_pages for one in loaded))
     max_length = min(own_length, *(one.max_length for one in loaded))
-    if group.kv_memory:
-        group.enlarge_kv([rank.shared_bytes(num_pages, one) for one in _stages_of_others(place, group.num_here)])
-    page_bytes = [rank.page_bytes, *(one.page_bytes for one in loaded)]
-    of_hosts = [sum(page_bytes[first : first + group.num_here]) for first in range(0, group.count, group.num_here)]
     states = StateSizes(
         num_places=min(rank.states.num_places, *(one.num_states for one in loaded)),
         interval=max(rank.states.interval, *(one.state_interval for one in loaded)),
     )
+    if group.kv_memory:
+        others = _stages_of_others(place, group.num_here)
+        group.enlarge_kv([rank.shared_bytes(num_pages, states.num_places, one) for one in others])
+    page_bytes = [rank.page_bytes, *(one.page_bytes for one in loaded)]
+    state_bytes = [rank.state_bytes, *(one.state_bytes for one in loaded)]
+    of_hosts = [sum(page_bytes[first : first + group.num_here]) for first in range(0, group.count, group.num_here)]
+    copying = [slice(group.num_here), *(slice(rank, rank + 1) for rank in range(group.num_here, group.count))]
     sizes = Sizes(
-        num_pages=num_pages, max_length=max_length, num_states=states.num_places, host_page_bytes=max(of_hosts)
+        num_pages=num_pages,
+        max_length=max_length,
+        num_states=states.num_places,
+        host_page_bytes=max(of_hosts),
+        num_state_parts=max(-(-sum(state_bytes[one]) // sum(page_bytes[one])) for one in copying),
     )
     group.tell_all(sizes)
     return sizes, sum(page_bytes), states

@@ -190,12 +190,11 @@ class CPURank:
         """The layout of a frame on this rank."""
         self.page_bytes = self._measured_page()
         """Bytes of a page on this rank, with its frames and what a drafter has beside them."""
-        states = model.config.states
         self.states: StateSizes = state_sizes(
             config,
             model.whole,
             page_bytes=self.page_bytes,
-            state_bytes=0 if states is None else states.bytes_per_page,
+            state_bytes=self.state_bytes,
             available=available_memory_bytes() // config.ranks_per_node,
         )
         """How many states of recurrent layers this rank has room for."""
@@ -296,6 +295,12 @@ class CPURank:
         return self._states
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of a state on this rank; 0: none of its layers is recurrent."""
+        states = self.loaded.model.config.states
+        return 0 if states is None else states.bytes_per_page
+
+    @property
     def announces_pages(self) -> bool:
         """See `EngineInfo.announces_pages`."""
         return self._drafter is not None and self.has_frames
@@ -332,17 +337,15 @@ class CPURank:
         return host_pages(config, self._max_position, self.groups, self.page_bytes * num_ranks)
 
     def allocate(self, num_pages: int, num_states: int, *, shared: int | None = None) -> None:
-        """Allocate the KV memory.
+        """Allocate the KV memory, and that of states.
 
         Args:
             num_pages: of all ranks.
             num_states: likewise.
             shared: descriptor of the memory that it lies in, of `shared_bytes`; None: it is new.
         """
-        made = self._made(num_pages, shared)
-        if (layout := self.loaded.model.config.states) is not None:
-            self._states = allocate(layout, num_states)
-        self.memory, self._storage, self._beside = made.memory, made.storage, made.beside
+        made = self._made(num_pages, num_states, shared)
+        self.memory, self._storage, self._beside, self._states = made.memory, made.storage, made.beside, made.states
         if made.joint is not None:
             assert self._drafter is not None
             self._make_drafter = self._drafter.maker(
@@ -351,39 +354,41 @@ class CPURank:
                 uses_rejection=self._config.speculative_verify == "rejection",
             )
 
-    def shared_bytes(self, num_pages: int, stage: Stage | None = None) -> int:
+    def shared_bytes(self, num_pages: int, num_states: int, stage: Stage | None = None) -> int:
         """Return the size of memory that holds what `allocate` allocates, or does on a rank of another stage."""
         num_pages_beside, num_frames = self._sizes(num_pages)
-        layout, drafter = self._layout_in(stage), self._drafter_in(stage)
+        layout, drafter, states = self._layout_in(stage), self._drafter_in(stage), self._config_in(stage).states
+        num_bytes = 0 if states is None else shared_size(states, num_states)
         if drafter is None:
-            return shared_size(layout, num_frames)
+            return shared_size(layout, num_frames) + num_bytes
         if not self.has_frames:
-            return shared_size(drafter.layout(layout), num_pages)
+            return shared_size(drafter.layout(layout), num_pages) + num_bytes
         beside = shared_size(drafter.layout_beside(layout), num_pages_beside)
-        return shared_size(layout, num_frames) + beside
+        return shared_size(layout, num_frames) + beside + num_bytes
 
     def joined_memory(
-        self, num_pages: int, others: Sequence[int], stages: Sequence[Stage | None]
-    ) -> tuple[PageMemory, PageMemory | None]:
-        """Return the memory of the ranks of this host as one pool, of pages or frames and beside frames; see `beside`.
+        self, num_pages: int, num_states: int, others: Sequence[int], stages: Sequence[Stage | None]
+    ) -> tuple[PageMemory, PageMemory | None, PageMemory | None]:
+        """Return the memory of the ranks of this host as one pool: pages or frames, what is beside frames, and states.
+
+        See `beside` and `state_memory`.
 
         Args:
             num_pages: of all ranks.
+            num_states: likewise.
             others: descriptors of what the other ranks of this host have allocated.
             stages: of these ranks; None: the model has one.
         """
         assert self.memory is not None
-        mades = self._made_by(num_pages, others, stages)
-        memories = [self.memory, *(made.memory for made in mades)]
+        mades = [self._made(num_pages, num_states, one, stage) for one, stage in zip(others, stages, strict=True)]
         besides = [one for one in (self._beside, *(made.beside for made in mades)) if one is not None]
-        return _joined(memories), _joined(besides) if besides else None
+        states = [one for one in (self._states, *(made.states for made in mades)) if one is not None]
+        memory = _joined([self.memory, *(made.memory for made in mades)])
+        return memory, _joined(besides) if besides else None, _joined(states) if states else None
 
     def memory_by_request(self, num_pages: int, others: Sequence[int]) -> list[PageMemory]:
         """Return the memory of ranks 1 to R - 1, where each has `num_pages` pages for requests of its own."""
-        return [made.memory for made in self._made_by(num_pages, others, [None] * len(others))]
-
-    def _made_by(self, num_pages: int, others: Sequence[int], stages: Sequence[Stage | None]) -> list[_Made]:
-        return [self._made(num_pages, descriptor, stage) for descriptor, stage in zip(others, stages, strict=True)]
+        return [self._made(num_pages, 0, descriptor).memory for descriptor in others]
 
     def _sizes(self, num_pages: int) -> tuple[int, int]:
         """Return pages beside frames, and frames."""
@@ -399,8 +404,13 @@ class CPURank:
         """Return the layout of a frame on a rank of a stage; None: of this one."""
         if stage is None:
             return self.layout
-        own = self.loaded.model.whole.for_stage(stage).for_shard(self.loaded.model.shard)
+        own = self._config_in(stage)
         return self._layout_of(own, own.groups(max_length=1))
+
+    def _config_in(self, stage: Stage | None) -> ModelConfig:
+        """Return what a rank of a stage computes; None: of this one."""
+        model = self.loaded.model
+        return model.config if stage is None else model.whole.for_stage(stage).for_shard(model.shard)
 
     def _drafter_in(self, stage: Stage | None) -> DrafterMemory | None:
         """Return what a drafter has on a rank of a stage beside a frame; None: nothing. Stage None: of this one."""
@@ -408,17 +418,18 @@ class CPURank:
             return DrafterMemory(self._head.for_shard(self.loaded.model.shard).layer) if stage.is_last else None
         return None if self._drafter is None else self._drafter.memory
 
-    def _made(self, num_pages: int, shared: int | None, stage: Stage | None = None) -> _Made:
-        layout, drafter = self._layout_in(stage), self._drafter_in(stage)
+    def _made(self, num_pages: int, num_states: int, shared: int | None, stage: Stage | None = None) -> _Made:
+        layout, drafter, of_state = self._layout_in(stage), self._drafter_in(stage), self._config_in(stage).states
         cut = None if shared is None else SharedBytes(torch.from_numpy(mapped(shared)))
+        states = None if of_state is None else allocate(of_state, num_states, shared=cut)
         num_pages_beside, num_frames = self._sizes(num_pages)
         if drafter is None:
             memory = allocate(layout, num_frames, shared=cut)
-            return _Made(memory=memory, storage=storage_for(layout, num_frames, memory=memory))
+            return _Made(memory=memory, storage=storage_for(layout, num_frames, memory=memory), states=states)
         joint = drafter.allocate(
             layout, num_pages_beside, num_frames=num_frames if self.has_frames else None, shared=cut
         )
-        return _Made(memory=joint.whole, storage=joint.target, beside=joint.beside, joint=joint)
+        return _Made(memory=joint.whole, storage=joint.target, beside=joint.beside, joint=joint, states=states)
 
     def make_runner(
         self,
@@ -495,6 +506,7 @@ class _Made:
     beside: PageMemory | None = None
     joint: JointMemory | None = None
     """With a drafter's; None: there is no drafter."""
+    states: PageMemory | None = None
 
 
 def _changes(config: EngineConfig, images: ImageUseOfModel | None) -> Callable[[ModelConfig], ModelConfig]:

@@ -38,6 +38,7 @@ from pagewood.kvpool.tiers import (
     RedisPlace,
     RedisStore,
     SharedFolder,
+    StatePages,
     TieredIndex,
     WritePolicy,
     shared_memory,
@@ -105,7 +106,7 @@ class TieredCaches:
         page_size: tokens per page.
         fingerprint: identifies the model, to which KV on disk and in the shared cache belongs. If it is not known yet,
             these caches are opened later, and are empty until then.
-        states: memory of the states of recurrent layers, by place; None: there are none. Then all ranks are one.
+        states: memory of the states of recurrent layers, by place; None: there are none.
         frames: of pages, if `memory` is that of frames; None: it is that of whole pages.
         whole: see `WholePages`; None: `memory` is that of all ranks of this host.
         part: what `memory` is of the pages of several hosts; None: there is one host.
@@ -118,7 +119,7 @@ class TieredCaches:
             pinned for a GPU, or the disk cannot be used.
     """
 
-    __slots__ = ("_config", "_device", "_frames", "_last", "_lower", "_page_size")
+    __slots__ = ("_config", "_device", "_frames", "_last", "_lower", "_page_size", "_states")
 
     def __init__(
         self,
@@ -148,9 +149,13 @@ class TieredCaches:
                 host_page_bytes = part.host_page_bytes
             if not part.has_whole_pages:
                 layout = f"{layout} from rank {rank} on, of {config.num_ranks}"
-        num_parts = 0
+        num_parts = 0 if part is None else part.num_state_parts
+        if num_parts:  # a state has as many parts on each host, whatever layers it has
+            layout = f"{layout} {num_parts} parts of a state"
+        elif states is not None:
+            num_parts = -(-states.layout.bytes_per_page // page_bytes)
         if states is not None:
-            num_parts, layout = -(-states.layout.bytes_per_page // page_bytes), f"{layout} {states.layout}"
+            layout = f"{layout} {states.layout}"
         num_host_pages = num_images(config, host_page_bytes, num_parts=num_parts)
         if whole is not None:
             host_memory = whole.images
@@ -180,8 +185,9 @@ class TieredCaches:
             stores["remote"] = _opened(make, fingerprint, layout=layout, name=f"the shared cache {place}")
             _log.info("shared cache: %s", place)
         self._device = device_pages(memory) if whole is None else whole.pages
-        if states is not None:
-            self._device = with_states(self._device, states)
+        self._states: StatePages | None = None
+        if num_parts:
+            self._device = self._states = with_states(self._device, states, num_parts=num_parts)
         others: list[tuple[RankedPages, _Lower]] = []
         if part is not None and part.group is not None:
             if part.has_whole_pages:
@@ -225,6 +231,7 @@ class TieredCaches:
             page_size=self._page_size,
             write_policy=WritePolicy(self._config.cache_write_policy),
             holder=holder,
+            states=self._states,
         )
         self._last.append(index)
         return index
@@ -348,14 +355,17 @@ def followed_pages(
     *,
     mark: str,
     part: HostPart,
+    states: PageMemory | None = None,
     talk: Callable[[FromRank], None],
 ) -> FollowedPages:
     """Return the pages of a rank on another host than rank 0's, with a host cache and stores of its own.
 
-    For `mark` see `tiered_cache`, and for `talk` `FollowedPages`.
+    For `mark` and `states` see `tiered_cache`, and for `talk` `FollowedPages`.
     """
     identity = _identity(config, digest, mark)
-    caches = TieredCaches(config, memory=memory, page_size=config.page_size, fingerprint=identity, part=part)
+    caches = TieredCaches(
+        config, memory=memory, page_size=config.page_size, fingerprint=identity, part=part, states=states
+    )
     return caches.followed(talk)
 
 

@@ -328,11 +328,11 @@ class CPURunner:
         prepared = min(_MAX_PREPARED, max(1, _PREPARED_BYTES // (4 * config.vocab_size)))
         num_tokens = min(max_rows * (1 + max_drafts), prepared) if max_drafts > 0 else 1
         has_drafts = self._lookup is not None or self._drafter is not None
-        recurrence = None
+        self._runs, recurrence = None, None
+        if model.whole.states is not None and max_drafts > 0:
+            self._runs = DraftedRuns(num_rows=max_rows, max_drafts=max_drafts)
         if states is not None:
-            runs = DraftedRuns(num_rows=max_rows, max_drafts=max_drafts) if max_drafts > 0 else None
-            recurrence = CPURecurrence(states, [layer.mixer for layer in config.layers], runs=runs)
-        self._runs = None if recurrence is None else recurrence.runs
+            recurrence = CPURecurrence(states, [layer.mixer for layer in config.layers], runs=self._runs)
         self._writer = StepWriter(
             model=model,
             kernel=kernel,
@@ -502,8 +502,8 @@ class CPURunner:
             result = self._step(step)
             return result
         finally:
-            adapters = () if self._adapters is None else (self._adapters.witness(),)
-            self._watch.note(result, (rows.lengths, rows.pages, *adapters))
+            more = tuple(one.witness() for one in (self._adapters, self._runs) if one is not None)
+            self._watch.note(result, (rows.lengths, rows.pages, *more))
 
     def _step(self, step: _Step) -> StepResult:
         computed = self._compute(step)

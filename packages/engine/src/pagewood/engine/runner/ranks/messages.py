@@ -48,6 +48,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Places of states of recurrent layers."""
     host_page_bytes: int
     """Bytes of a page on the host that has most of it, which all hosts divide their budgets for lower tiers by."""
+    num_state_parts: int = 0
+    """Pages that the largest part of a state fills, of those that a process copies; 0: no layer is recurrent."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -171,6 +173,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """See `EngineInfo`."""
     page_bytes: int
     """Bytes of its part of a page."""
+    state_bytes: int
+    """Bytes of its part of a state; 0: none of its layers is recurrent."""
     layers: tuple[int, int]
     """Its first layer, and the first one behind it."""
     division: str

@@ -55,6 +55,8 @@ class HostPart:
     """Whether these are the pages of its own requests, and not a part of each page."""
     host_page_bytes: int
     """See `Sizes`."""
+    num_state_parts: int = 0
+    """See `Sizes`."""
     group: MovingGroup | None = None
     """All ranks, if this is rank 0."""
 

@@ -44,13 +44,13 @@ class StageWatch:
         self._seen: deque[tuple[NDArray[np.int64], tuple[Int32, ...]]] = deque()  # contents written by: note, take
 
     def note(self, result: StepResult | None, tables: tuple[Int32, ...]) -> None:
-        """Keep the sums of the step that has just been computed, and those over adapters, if any, in its tables."""
+        """Keep the sums of the step that has just been computed, and those of its tables that only this thread has."""
         del result
         self._seen.append((self.states.copy(), tables[2:]))
         self.states[:] = 0
 
     def take(self) -> tuple[NDArray[np.int64], tuple[Int32, ...]]:
-        """Return the sums of the oldest step that was not taken, and those over adapters."""
+        """Return the sums of the oldest step that was not taken, and those tables."""
         return self._seen.popleft()
 
 
@@ -133,9 +133,9 @@ class StagedRunner:
 
     def _note(self, number: int, batch: Batch, result: StepResult | None, tables: tuple[Int32, ...]) -> None:
         own = self._memory.witnesses[self._rank, number % NUM_KEPT]
-        own[:3], adapters = self._watch.take()
+        own[:3], others = self._watch.take()
         own[3] = zlib.crc32(np.concatenate([batch.rows, batch.starts, batch.counts]).tobytes())
-        self._notes.note(result, (*tables, *adapters))
+        self._notes.note(result, (*tables, *others))
 
 
 class _StagedHandle:

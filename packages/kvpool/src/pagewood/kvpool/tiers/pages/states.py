@@ -31,9 +31,11 @@ class StatePages:
     Args:
         pages: The pages.
         layers: For each recurrent layer its arrays, `[num_places, num_bytes] uint8` each, contiguous within a place.
+        num_parts: Parts of a state, if other processes copy the same ones of other layers: at least as many as these
+            layers need, which may be none. By default as many as they need.
 
     Raises:
-        ValueError: `layers` has no arrays, or pages have no bytes.
+        ValueError: `layers` has no arrays and `num_parts` is not given, it is too small, or pages have no bytes.
 
     Attributes:
         page_bytes: Size of a page, and of a part of a state, in bytes.
@@ -42,11 +44,11 @@ class StatePages:
 
     __slots__ = ("_pages", "_pieces", "num_parts", "page_bytes")
 
-    def __init__(self, pages: DevicePages, layers: Sequence[Sequence[Bytes]]) -> None:
+    def __init__(self, pages: DevicePages, layers: Sequence[Sequence[Bytes]], *, num_parts: int | None = None) -> None:
         arrays = [array for arrays in layers for array in arrays]
         self._pages = pages
         self.page_bytes = size = pages.page_bytes  # written by: __init__
-        if not arrays or size < 1:
+        if (not arrays and num_parts is None) or size < 1:
             raise ValueError(f"layers must have arrays, and pages bytes, got {len(arrays)} arrays and {size} bytes")
         # By part, what is in it.
         self._pieces: list[list[_Piece]] = []
@@ -60,6 +62,10 @@ class StatePages:
                 of_part = slice(at % size, at % size + num)
                 self._pieces[-1].append(_Piece(array=array, of_array=slice(first, first + num), of_part=of_part))
                 first, at = first + num, at + num
+        if num_parts is not None:
+            if num_parts < max(1, len(self._pieces)):
+                raise ValueError(f"num_parts must be at least {max(1, len(self._pieces))}, got {num_parts}")
+            self._pieces += [[] for _ in range(num_parts - len(self._pieces))]
         self.num_parts = len(self._pieces)  # written by: __init__
 
     def parts_of(self, place: int) -> list[int]:
@@ -87,7 +93,7 @@ class StatePages:
             pieces, row = self._pieces[part], memory[slot]
             for piece in pieces:
                 row[piece.of_part] = piece.array[place, piece.of_array]
-            row[pieces[-1].of_part.stop :] = 0
+            row[pieces[-1].of_part.stop if pieces else 0 :] = 0
         if others[0]:
             self._pages.read(others[0], memory, others[1])
 

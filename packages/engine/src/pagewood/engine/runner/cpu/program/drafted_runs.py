@@ -75,6 +75,10 @@ class DraftedRuns:
         assert self._passing.shape[1] == size
         return self._passing
 
+    def witness(self) -> Int32:
+        """Return how far the states of rows have got, which is the same on all ranks. Sums of states differ by rank."""
+        return self._reached.copy()
+
     def admit(self, batch: Batch) -> None:
         """Note where the rows of admitted requests begin; nothing of their last requests is computed again."""
         if len(batch.admitted):
@@ -90,19 +94,22 @@ class DraftedRuns:
             counts: of the run, written.
             grants: of the step.
             main: the scope of the grants.
-            again: the scope of `scope`.
+            again: the scope of `scope`; None: this stage has no recurrent layer, and follows those that have.
             is_forward: whether no token is rejected.
 
         Returns:
             DONE, or TOO_LARGE after writing to `counts` how much is needed; it is then called again.
         """
-        assert again is not None
         rows, num_grants = grants.rows, len(grants.rows)
         starts = integers_at(scopes[main.index, Column.STARTS], num_grants)
-        states = integers_at(scopes[main.index, Column.STATES], 2 * num_grants).reshape(-1, 2)
         drafts = np.zeros(num_grants, np.bool_)
         if grants.is_drafting and not is_forward:
             drafts[grants.sampled] = (grants.promised > 1) & (grants.counts[grants.sampled] > 1)
+        reached = np.where(drafts, starts, starts + grants.counts)
+        if again is None:
+            self._reached[rows] = reached
+            return Outcome.DONE
+        states = integers_at(scopes[main.index, Column.STATES], 2 * num_grants).reshape(-1, 2)
         nums = starts - self._reached[rows]
         assert nums.min() >= 0
         assert nums.max() <= self._depth
@@ -123,7 +130,7 @@ class DraftedRuns:
             integers_at(scope[Column.SAVES], int(counts[first]))[:] = -1
             states[found, 0] = states[found, 1]
         states[drafts, 1] = -1
-        self._reached[rows] = np.where(drafts, starts, starts + grants.counts)
+        self._reached[rows] = reached
         return Outcome.DONE
 
 

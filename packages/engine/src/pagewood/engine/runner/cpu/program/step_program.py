@@ -154,7 +154,7 @@ class StepWriter:
         return StepProgram(
             drafter=drafter,
             main=one,
-            again=None if self.recurrence is None or self.recurrence.runs is None else self.recurrence.runs.scope(tape),
+            again=self._again(tape),
             divided=divided_on(tape),
             program=program,
             first_draw=first_draw,
@@ -180,7 +180,7 @@ class StepWriter:
         return StepProgram(
             drafter=drafter,
             main=one,
-            again=None,
+            again=self._again(tape),
             divided=(),
             program=program,
             first_draw=lines.stop,
@@ -191,6 +191,11 @@ class StepWriter:
             reports=np.empty((0, 0), np.float32),
             sums=np.empty((0, 0), np.float32),
         )
+
+    def _again(self, tape: Tape) -> Scope | None:
+        """Return the scope of tokens that are computed again; None: there are none."""
+        runs = None if self.recurrence is None else self.recurrence.runs
+        return None if runs is None else runs.scope(tape)
 
 
 def _capacity(tape: Tape, sizes: Sequence[int]) -> list[int]:
