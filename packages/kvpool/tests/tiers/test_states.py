@@ -54,6 +54,21 @@ def test_states_are_copied_out_and_back_in_parts(page_bytes: int, widths: list[l
     assert np.array_equal(memory[0], before[3])
 
 
+def test_processes_with_parts_of_states_have_one_number_of_parts() -> None:
+    """One has no layer, one fewer bytes than the parts have room for, and one as many."""
+    key, found = b"a key", list[Any]()
+    for widths in ([], [5], [PAGE_BYTES, 2 * PAGE_BYTES - 1]):
+        arrays = [np.full((2, width), 7, np.uint8) for width in widths]
+        device = StatePages(ArrayPages([[np.zeros((4, PAGE_BYTES), np.uint8)]]), [arrays], num_parts=3)
+        images = np.full((3, PAGE_BYTES), 0xEE, np.uint8)
+        device.read(device.parts_of(1), images, range(3))
+        assert images.reshape(-1).tolist() == [7] * sum(widths) + [0] * (3 * PAGE_BYTES - sum(widths))
+        device.write(device.parts_of(0), images + 1, range(3), lambda _: None)
+        assert all((array == [[8], [7]]).all() for array in arrays)
+        found.append((device.num_parts, device.parts_of(1), device.keys_of(key), device.mark_of(key)))
+    assert found[0] == found[1] == found[2]
+
+
 def test_keys_of_states_are_those_of_no_page_and_no_other_state() -> None:
     device = StatePages(ArrayPages([[np.zeros((1, 4), np.uint8)]]), [[np.zeros((1, 9), np.uint8)]])
     pages = KeyChain(1, fingerprint=b"").extend(b"", np.arange(5, dtype=np.int32))
@@ -269,3 +284,7 @@ def test_what_states_need_is_checked() -> None:
         TieredIndex(PlainCache(PAGE), holder=object(), **options)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="layers must have arrays, and pages bytes, got 0 arrays and 16 bytes"):
         StatePages(memory, [[]])
+    with pytest.raises(ValueError, match="num_parts must be at least 2, got 1"):
+        StatePages(memory, [[np.zeros((2, PAGE_BYTES + 1), np.uint8)]], num_parts=1)
+    with pytest.raises(ValueError, match="num_parts must be at least 1, got 0"):
+        StatePages(memory, [], num_parts=0)

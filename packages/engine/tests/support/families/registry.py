@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from families import (
     apertus,
     bamba,
@@ -68,3 +70,13 @@ VARIANTS = (
 """Cases that differ little from another one; their tests are slow ones."""
 DIVIDED = {name: case for name, case in CASES.items() if name not in RECURRENT}
 """Cases that ranks can compute together in every way; for the others see `test_recurrent_ranks`."""
+
+
+def deep(name: str, kinds: str = "rfrf") -> Case:
+    """Return a case with recurrent layers and with full attention, by their first letters: stages can divide these."""
+    case = CASES[name]
+    if name == "mamba2":  # it has recurrent layers only
+        return replace(case, extra={**case.extra, "num_hidden_layers": len(kinds)})
+    names = {"r": "conv" if "lfm2" in name else "linear_attention", "f": "full_attention"}
+    layers = [names[kind] for kind in kinds]
+    return replace(case, extra={**case.extra, "num_hidden_layers": len(layers), "layer_types": layers}, file={})
