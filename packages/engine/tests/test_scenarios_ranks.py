@@ -19,7 +19,7 @@ from seeded_faults import Edit, seed_fault
 
 KINDS: tuple[tuple[str, ...], ...] = (
     (), ("drafts",), ("grammars",), ("log probabilities",), ("vectors", "drafts"), ("interruptions",),
-    ("holds", "grammars"), ("windows",),
+    ("holds", "grammars"), ("windows",), ("states",), ("states", "drafts"),
 )  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from seeded_faults import Edit, assert_found
 
 KINDS: tuple[tuple[str, ...], ...] = (
     (), (), (), ("drafts",), ("grammars",), ("log probabilities",), ("vectors", "drafts"), ("interruptions",),
-    ("holds", "grammars"), ("windows",), ("faults",), ("urgency",), ("grammars", "drafts"),
+    ("holds", "grammars"), ("windows",), ("faults",), ("urgency",), ("grammars", "drafts"), ("states",),
+    ("states", "drafts"),
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ EXTENSIONS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "interruptions": drawing.with_interruptions,
     "limits": drawing.with_limits,
     "log probabilities": drawing.with_logprobs,
+    "states": drawing.with_states,
     "urgency": drawing.with_urgency,
     "vectors": drawing.with_pooling,
     "windows": drawing.with_windows,
