@@ -17,6 +17,7 @@ from torch import distributed
 from asked_twice import PROMPTS as ASKED
 from cuda_ranks import answered, drafted, small, use_stand_ins
 from group_in_threads import ranks_are_threads
+from noted_drafts import Notes, check_alike, drafts_noted
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.core.messages.batch import Batch
@@ -72,35 +73,6 @@ def test_drafts_of_ranks_do_not_change_the_tokens(kind: str, monkeypatch: pytest
 STAGES: dict[str, Any] = {"pipeline_parallel_size": 2}
 BOTH: dict[str, Any] = {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}
 BY_REQUEST: dict[str, Any] = {"tensor_parallel_size": 2, "enable_dp_attention": True}
-
-
-Notes = dict[tuple[int, tuple[int, ...]], tuple[int, ...]]
-"""Of a seed and a text, the drafts behind it that were made from what is there."""
-
-
-def drafts_noted(monkeypatch: pytest.MonkeyPatch) -> Notes:
-    """Note what models and heads draft from now on."""
-    notes: Notes = {}
-    for kind in (DraftModel, EagleDrafter):
-
-        def draft(own: Any, request: DraftRequest, real: Any = kind.draft) -> tuple[torch.Tensor, torch.Tensor]:
-            drafts, found = real(own, request)
-            granted = request.kv_lens - request.host_starts - 1
-            most = found.numpy() if request.spare_page is not None else np.minimum(found.numpy(), granted)
-            rows = zip(request.sampling.seeds.tolist(), request.rows, request.lengths, drafts, most, strict=True)
-            for seed, row, length, one, num in rows:
-                notes[seed, tuple(request.tokens[row, :length].tolist())] = tuple(one[:num].tolist())
-            return drafts, found
-
-        monkeypatch.setattr(kind, "draft", draft)
-    return notes
-
-
-def check_alike(notes: Notes, others: Notes) -> None:
-    """Check that the drafts behind the same texts are the same, as far as both have any."""
-    common = [(own, others[text]) for text, own in notes.items() if text in others]
-    assert sum(min(map(len, pair)) for pair in common) > 20 or not others
-    assert all(own[: len(other)] == other[: len(own)] for own, other in common), "other drafts"
 
 
 def plain(options: dict[str, Any]) -> dict[str, Any]:

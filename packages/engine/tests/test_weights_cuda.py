@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +21,18 @@ from families.registry import CASES
 from pagewood.engine.assembly.cuda import weights
 from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.assembly.cuda.weights import CUDAPart
+from pagewood.engine.assembly.tiers import lower_caches
 from pagewood.engine.runner.cuda.device_memory import DeviceMemory
 from pagewood.engine.weight_commands import CheckWeights, JoinGroup, Received, Sleep, SleepTag, WakeUp, sleep_at
 from pagewood.kvpool import memory as kv_memory
 from pagewood.kvpool import scatter
+from pagewood.kvpool.memory import PageMemory
+from pagewood.kvpool.tiers.torch_pages import StagedPages
 from seeded_faults import Edit, seed_fault
 from stand_ins import flashinfer_torch
 from stand_ins.nccl_gloo import NCCLGroup
 from stand_ins.recording_device import RecordingDevice
+from tiny_models import model_folder as tiny_model
 from weight_bench import PROMPTS, Pair, WeightBench, make_pair, tensors_of, trainer, write_tensors
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
@@ -141,8 +147,7 @@ def test_memory_is_given_back_and_taken_again(
         assert held(parts[0]) == tuple(
             0 if tag in tags else size for tag, size in zip(("weights", "kv_cache"), awake, strict=True)
         )
-        states = parts[0]._built.states
-        if states is not None:
+        for states in parts[0]._built.beside:
             assert (states.array(0, "tail").untyped_storage().nbytes() == 0) == ("kv_cache" in tags)
         assert own.tell(WakeUp(request_id="wake")).refusal is None
         if drops:
@@ -153,13 +158,64 @@ def test_memory_is_given_back_and_taken_again(
         assert own.engine.violation() is None
 
 
+@pytest.mark.parametrize("kind", ["draft", "eagle"])
+def test_drafters_sleep_too(kind: str, pair: Pair, parts: list[CUDAPart]) -> None:
+    """Their weights come back, though those of the model are dropped: updates bring none of a draft model."""
+    folder = pair.old if kind == "draft" else tiny_model("glm4-moe", has_mtp=True)
+    options = {"speculative": kind, "speculative_control": "fixed", "speculative_num_tokens": 3}
+
+    def accepted(own: WeightBench) -> tuple[list[Any], int]:
+        [known] = own.run(own.submit(list(range(1, 40)), num_tokens=24))
+        assert known.end is not None
+        return [known.scores], known.end.num_accepted_tokens
+
+    with bench(folder, **options, speculative_model=str(folder) if kind == "draft" else None) as own:
+        before = accepted(own)
+        assert before[1] > 10 or kind == "eagle"
+        assert own.tell(sleep_at(2, "sleep")).refusal is None
+        assert held(parts[0]) == (0, 0)
+        assert not sum(one.nbytes() for one in parts[0]._of_drafter._storages)
+        assert own.tell(WakeUp(request_id="wake")).refusal is None
+        assert own.update(folder=str(folder)) is None
+        after = accepted(own)
+        assert close(after[0], before[0])
+        assert after[1] == before[1]
+
+
+def test_prefixes_in_a_host_cache_outlive_sleep(
+    pair: Pair, parts: list[CUDAPart], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies find the memory of KV where it is afterwards, and nothing that other weights have computed."""
+    stream = SimpleNamespace(queueing=nullcontext, wait=lambda: None)
+
+    def staged(memory: PageMemory) -> StagedPages:
+        layers = [memory.blocks(layer) for layer in range(memory.layout.num_layers)]
+        return StagedPages(layers, out=stream, into=stream)
+
+    monkeypatch.setattr(lower_caches, "device_pages", staged)
+    with bench(pair.old, host_cache_gb=0.01) as own:
+        [before] = own.run(own.submit(PROMPTS[0]))
+        assert own.tell(sleep_at(1, "sleep")).refusal is None
+        assert held(parts[0]) == (0, 0)
+        assert own.tell(WakeUp(request_id="wake")).refusal is None
+        [after] = own.run(own.submit(PROMPTS[0]))
+        assert close([after.scores], [before.scores])
+        assert after.end is not None
+        assert after.end.num_cached_tokens > 0
+        assert own.update(folder=str(pair.new)) is None
+        [other] = own.run(own.submit(PROMPTS[0]))
+        assert other.end is not None
+        assert other.end.num_cached_tokens == 0
+        assert close([other.scores], fresh(pair.new)[:1])
+
+
 FAULTS: dict[str, Edit] = {
     "weights are not kept": (DeviceMemory, "take", "if self._copies is None", "if True"),
     "graphs have the old addresses": (CUDAPart, "wake", "if not self._asleep", "if False"),
     "an update is copied by half": (
         weights, "replace_numbers", "zip(targets, sources, strict=True)", "zip(targets, sources[: len(sources) // 2])",
     ),
-    "memory of KV stays": (CUDAPart, "sleep", '("kv_cache", self._kv)', '("kv_cache", self._weights)'),
+    "memory of KV stays": (CUDAPart, "sleep", "self._memories[tag]", "self._memories['weights']"),
 }  # fmt: skip
 
 
@@ -220,8 +276,6 @@ def test_a_trainer_sends_tensors_over_nccl(pair: Pair, monkeypatch: pytest.Monke
 
 
 def test_what_cannot_be_combined_is_refused_by_name(pair: Pair, tmp_path: Path) -> None:
-    for name, value in (("max_adapters", 1), ("decision_log", str(tmp_path / "log")), ("host_cache_gb", 0.01)):
-        with bench(pair.old, max_adapter_rank=8, **{name: value}) as own:
-            refusals = [own.tell(sleep_at(2, "sleep")).refusal]
-            refusals += [] if name == "host_cache_gb" else [own.update(folder=str(pair.new))]
-            assert all(one is not None and name in one.message for one in refusals)
+    with bench(pair.old, decision_log=str(tmp_path / "log")) as own:
+        refusals = [own.tell(sleep_at(2, "sleep")).refusal, own.update(folder=str(pair.new))]
+        assert all(one is not None and "decision_log" in one.message for one in refusals)

@@ -253,20 +253,22 @@ def load_model(
     return decoder
 
 
-def check_head(folder: str | Path, config: HeadConfig) -> int:
+def check_head(folder: str | Path, config: HeadConfig, *, files: TensorFiles | None = None) -> int:
     """Compare the headers of a folder's safetensors with a head's configuration; return the number of weights.
+
+    With `files`, these are in place of the folder's: copies of the target's tensors may then be those before an update.
 
     Raises:
         FileNotFoundError: a file is missing, or there are only pickled weights.
         ValueError: the tensors are not those that the head needs, its token map leads out of the vocabulary, or a copy
             of one of the target's tensors, which is not read, differs from it.
     """
-    checkpoint = Checkpoint(folder, dtype=torch.float32)
+    checkpoint = Checkpoint(folder, dtype=torch.float32, files=files)
     ops = TorchOps()
     embedding, output = ops.tied_embedding(torch.empty(0))
     Head(config, _Headers(checkpoint), ops, embedding=embedding, output=output, device=torch.device("cpu"))
     targets_output = EMBEDDING if config.layer.tied_embeddings else OUTPUT
-    for prefix in config.names.ignored if config.kind == "mtp" else ():
+    for prefix in config.names.ignored if config.kind == "mtp" and files is None else ():
         original = EMBEDDING if prefix.endswith("embed_tokens.") else targets_output
         checkpoint.check_copy(f"{prefix}weight", original, why="a head shares its target's")
     checkpoint.finish(ignored=lambda name: _is_not_of_head(name, config))
@@ -282,6 +284,7 @@ def load_head(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
     progress: Progress | None = None,
+    files: TensorFiles | None = None,
 ) -> Head[A]:
     """Read the drafting head of `target` from a folder, or the part of it that the target's rank has.
 
@@ -295,6 +298,7 @@ def load_head(
         dtype: of the parameters.
         device: where the parameters lie.
         progress: called for every tensor.
+        files: in place of the folder's, which are not read then.
 
     Raises:
         FileNotFoundError: a file is missing, or there are only pickled weights.
@@ -302,9 +306,9 @@ def load_head(
             those that it needs. This is checked before any memory is allocated for them.
     """
     config = HeadConfig.from_folder(folder, target.whole, captured=captured)
-    check_head(folder, config)
+    check_head(folder, config, files=files)
     device = device or torch.device("cpu")
-    checkpoint = Checkpoint(folder, dtype=dtype, device=device, progress=progress)
+    checkpoint = Checkpoint(folder, dtype=dtype, device=device, progress=progress, files=files)
     head = Head(
         config, checkpoint, ops, embedding=target.embedding, output=target.head, device=device, shard=target.shard
     )

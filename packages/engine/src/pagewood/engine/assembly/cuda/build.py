@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from pagewood.engine.assembly.cuda.adapters import cuda_adapters
 from pagewood.engine.assembly.cuda.device_budget import MIB, Budget, compute_largest_steps, largest_batch
 from pagewood.engine.assembly.cuda.drafter import LoadedDrafter, drafter_needs, drafter_of
 from pagewood.engine.assembly.cuda.rank import CUDARank, CUDARanks, started_ranks, use_device
-from pagewood.engine.assembly.cuda.weights import CUDAPart, why_awake, why_fixed
+from pagewood.engine.assembly.cuda.weights import CUDAPart, DeviceWeights, why_awake, why_fixed
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.model_weights import ModelWeights
 from pagewood.engine.assembly.named_processors import load_processors
@@ -52,7 +52,6 @@ from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.parts.mixers_beside import MixersBesideConfig
 from pagewood.engine.models.shard import WHOLE, Shard
-from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cuda.adapters import CUDAAdapters
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.exchange import Exchange
@@ -85,8 +84,8 @@ class BuiltRunner:
     model: ModelConfig
     memory: PageMemory
     """KV memory; its last page, or frame, is for the runner itself."""
-    states: PageMemory | None
-    """The memory of states; its last place is for the runner itself. None: no layer is recurrent."""
+    beside: Sequence[PageMemory]
+    """Further memory that grows with KV: of states, whose last place is for the runner itself, and of a drafter."""
     state_sizes: StateSizes
     """Without that place."""
     num_pages: int
@@ -98,12 +97,7 @@ class BuiltRunner:
     announces_pages: bool
     adapters: CUDAAdapters | None
     """The adapters of its projections; None: the runner has no adapters."""
-    decoder: Decoder[Tensor]
-    """The model itself."""
-    load_again: Callable[[TensorFiles], Decoder[Tensor]]
-    """Returns the model on the host, with the tensors of other files."""
-    beside: Collection[object]
-    """What the model uses, and has no weights."""
+    weights: DeviceWeights
 
 
 def build_cuda_engine(
@@ -467,16 +461,16 @@ def build_cuda_runner(
     if config.expert_kernels == "flashinfer":
         fused_experts = FusedKernels(flashinfer, partial(compile_experts, where, progress))
     adapters = cuda_adapters(config, device)
-    ops = cuda_ops(
-        flashinfer, where, batch_invariant=config.batch_invariant, exchange=exchange, fused_experts=fused_experts,
-        adapters=adapters,
+    make_ops = partial(
+        cuda_ops, flashinfer, where, batch_invariant=config.batch_invariant, exchange=exchange,
+        fused_experts=fused_experts,
     )  # fmt: skip
+    ops, plain = make_ops(adapters=adapters), make_ops()
     found = drafter_of(config, folder)
     relay = None if rank is None else rank.relay
     load = partial(
         load_model,
         folder,
-        ops,
         dtype=getattr(torch, dtype),
         max_length=config.max_length,
         shard=WHOLE if rank is None else rank.shard,
@@ -488,11 +482,9 @@ def build_cuda_runner(
     free_before = device.free_bytes()
     drafter: LoadedDrafter | None = None
     try:
-        model = load(device=where, progress=progress)
+        model = load(ops, device=where, progress=progress)
         if found is not None:
-            drafter = LoadedDrafter.load(
-                found, folder, model, ops, dtype=dtype, device=device.torch_device, progress=progress
-            )
+            drafter = LoadedDrafter.load(found, folder, model, plain, dtype=dtype, device=where, progress=progress)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"the weights of {folder} in {dtype} must fit into {free_before / MIB:.0f} MiB of free device memory: "
@@ -561,14 +553,14 @@ def build_cuda_runner(
         config.max_chunk_tokens,
         budget,
     )
-    runner, memory, state_memory = parts.runner(
+    runner, memory, beside = parts.runner(
         num_pages, states.num_places, max_length=max_length, graph_sizes=sizes, processors=processors, progress=progress
     )
     return BuiltRunner(
         runner=runner,
         model=model.config,
         memory=memory,
-        states=state_memory,
+        beside=beside,
         state_sizes=states,
         num_pages=num_pages,
         max_length=max_length,
@@ -576,9 +568,19 @@ def build_cuda_runner(
         page_bytes=page_bytes,
         announces_pages=parts.has_drafts_beside,
         adapters=adapters,
-        decoder=model,
-        load_again=lambda files: load(device=torch.device("cpu"), files=files),
-        beside=[one for one in (ops, exchange, relay, adapters) if one is not None],
+        weights=DeviceWeights(
+            decoder=model,
+            drafter=drafter,
+            load_again=lambda files: load(plain, device=torch.device("cpu"), files=files),
+            outside=[
+                ops,
+                plain,
+                exchange,
+                relay,
+                adapters,
+                *([] if adapters is None else [site for _, site in adapters.sites]),
+            ],
+        ),
     )
 
 
@@ -665,24 +667,27 @@ class _Parts:
         graph_sizes: Sequence[int] = (),
         processors: Mapping[str, Process] | None = None,
         progress: Progress | None = None,
-    ) -> tuple[CUDARunner, PageMemory, PageMemory | None]:
-        """Allocate pages, places of states, and one frame and place for the runner; return it and both memories."""
+    ) -> tuple[CUDARunner, PageMemory, list[PageMemory]]:
+        """Allocate pages, places of states, and one frame and place for the runner; return it and all memory."""
         num_frames, more = num_pages * len(self.groups.windows), self.draft_layout
         config, dtype, where = self.config, _dtype_of(self.config), self.device.torch_device
-        draft_storage = None
+        draft_storage, beside = None, list[PageMemory]()
         if more is None or self.has_drafts_beside:
             storage = storage_for(self.layout, num_frames + 1, device=where)
             memory = storage.memory
             if more is not None:
                 draft_storage = storage_for(more, self.num_drafted(num_frames) + 1, device=where)
+                beside.append(draft_storage.memory)
         else:
             layouts = (self.layout, more)
             memory, views = allocate_joint(JointLayout(parts=layouts), num_frames + 1, device=where)
             storage, draft_storage = (
                 storage_for(layout, num_frames + 1, memory=view) for layout, view in zip(layouts, views, strict=True)
             )
-        states = self.model.config.states
-        state_memory = None if states is None else allocate(states, num_states + 1, device=where)
+        state_memory = None
+        if (states := self.model.config.states) is not None:
+            state_memory = allocate(states, num_states + 1, device=where)
+            beside.append(state_memory)
         drafter = self.drafter and self.drafter.make(
             draft_storage,
             self.flashinfer,
@@ -715,7 +720,7 @@ class _Parts:
             states=state_memory,
             progress=progress,
         )
-        return runner, memory, state_memory
+        return runner, memory, beside
 
 
 def _ranked(config: EngineConfig) -> Ranked:

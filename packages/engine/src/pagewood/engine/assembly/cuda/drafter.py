@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
+from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.drafting_head import EagleDrafter
 from pagewood.engine.runner.cuda.drafts.drafting_model import DraftModel
@@ -110,6 +112,9 @@ class LoadedDrafter:
     """The longest sequence for which it drafts; None: no limit."""
     drafts_ahead: bool = False
     """Whether it is the head behind the last of several stages, which drafts at the end of a step."""
+    head_again: Callable[[Decoder[Tensor], TensorFiles], Head[Tensor]] | None = None
+    """Returns the head on the host, with the tensors of other files, for the target with these; None: it is no part of
+    the target's folder."""
 
     @classmethod
     def load(
@@ -131,11 +136,16 @@ class LoadedDrafter:
             return cls()
         longest, stage = _layer_of(found, folder).max_position, target.stage
         options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device, "progress": progress}
+
+        def again(target: Decoder[Tensor], files: TensorFiles) -> Head[Tensor]:
+            return load_head(folder, target, ops, dtype=options["dtype"], files=files)
+
         if found.kind == "draft":
             model = load_draft(found.folder, folder, ops, shard=target.shard, **options)
             return cls(model=model, max_position=longest)
         return cls(
             head=load_head(found.folder, target, ops, **options) if stage.is_last else None,
+            head_again=again if stage.is_last and found.folder == folder else None,
             max_position=longest,
             drafts_ahead=not (stage.is_first and stage.is_last),
         )

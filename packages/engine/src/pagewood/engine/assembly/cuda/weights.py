@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from pagewood.engine.api import EngineConfig
+from pagewood.engine.assembly.cuda.drafter import LoadedDrafter
+from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.device_memory import DeviceMemory, replace_numbers, tensors_of
@@ -19,6 +23,38 @@ from pagewood.engine.weight_commands import Sleep, WakeUp
 
 if TYPE_CHECKING:
     from pagewood.engine.assembly.cuda.build import BuiltRunner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWeights:
+    """What has the weights of a runner on a device."""
+
+    decoder: Decoder[Tensor]
+    drafter: LoadedDrafter | None
+    load_again: Callable[[TensorFiles], Decoder[Tensor]]
+    """Returns the decoder on the host, with the tensors of other files."""
+    outside: Collection[object]
+    """What these use, and has no weights."""
+
+    def tensors(self, files: TensorFiles | None = None) -> list[Tensor]:
+        """Return what updates replace: of the model, and of a head from its own folder.
+
+        With `files`, these are tensors on the host, in the same order, with the numbers of the files.
+
+        Raises:
+            ValueError: they are not those of the model.
+        """
+        drafter = self.drafter
+        parts: list[Any] = [self.decoder if files is None else self.load_again(files)]
+        if drafter is not None and drafter.head_again is not None:
+            parts.append(drafter.head if files is None else drafter.head_again(parts[0], files))
+        return tensors_of(parts, outside=self.outside)
+
+    def tensors_of_drafter(self) -> list[Tensor]:
+        """Return what a drafter has for itself on the device: a draft model, or a head from a folder of its own."""
+        if self.drafter is None:
+            return []
+        return tensors_of([self.drafter.model, self.drafter.head], outside=[*self.outside, *self.tensors()])
 
 
 class CUDAPart:
@@ -33,17 +69,22 @@ class CUDAPart:
         rank: number of this process among the ranks of the model.
     """
 
-    __slots__ = ("_asleep", "_built", "_device", "_kv", "_weights", "rank")
+    __slots__ = ("_asleep", "_built", "_device", "_kv", "_of_drafter", "_weights", "rank")
 
     def __init__(self, device: Device, built: BuiltRunner, *, rank: int = 0) -> None:
         self._device = device
         self._built = built
         self.rank = rank
         """Number of the process among the ranks of the model."""
-        self._weights = DeviceMemory(self._tensors(built.decoder))
-        memories = [built.memory, *([] if built.states is None else [built.states])]
+        self._weights = DeviceMemory(built.weights.tensors())
+        self._of_drafter = DeviceMemory(built.weights.tensors_of_drafter())
         self._kv = DeviceMemory(
-            [block for one in memories for layer in range(one.layout.num_layers) for block in one.blocks(layer)]
+            [
+                block
+                for one in (built.memory, *built.beside)
+                for layer in range(one.layout.num_layers)
+                for block in one.blocks(layer)
+            ]
         )
         self._asleep = set[str]()
         """Tags whose memory was given back."""  # contents written by: sleep, _take
@@ -55,14 +96,15 @@ class CUDAPart:
 
     def load_again(self, files: TensorFiles) -> Callable[[], None]:
         """Read the model with the tensors of `files` on the host; return what copies them to the device."""
-        found = self._tensors(self._built.load_again(files))
+        own = self._built.weights
+        found = own.tensors(files)
 
         def exchange() -> None:
             slept = "weights" in self._asleep  # they were dropped
             if slept:
-                self._take("weights", self._weights)
+                self._take("weights")
             with self._device.computing():
-                replace_numbers(self._tensors(self._built.decoder), found)
+                replace_numbers(own.tensors(), found)
             self._device.finish()
             if slept and not self._asleep:
                 self._built.runner.capture_graphs()
@@ -71,18 +113,22 @@ class CUDAPart:
 
     def checksums(self) -> list[str]:
         """Return digests of the tensors on the device."""
-        own = [one.to("cpu", copy=True).contiguous().view(-1) for one in self._tensors(self._built.decoder)]
+        own = [one.to("cpu", copy=True).contiguous().view(-1) for one in self._built.weights.tensors()]
         return [sha256(one.view(torch.uint8).numpy().data).hexdigest() for one in own if len(one)]
 
     def sleep(self, command: Sleep) -> Callable[[], None]:
-        """Return what keeps weights on the host, unless they are dropped, and gives memory back."""
+        """Return what keeps weights on the host, unless they are dropped, and gives memory back.
+
+        Those of a drafter that updates do not replace are kept in any case.
+        """
 
         def give_back() -> None:
             self._built.runner.drop_graphs()
-            for tag, memory in (("weights", self._weights), ("kv_cache", self._kv)):
-                if tag in command.tags:
-                    memory.give_back(keeps=tag == "weights" and not command.drops_weights)
-                    self._asleep.add(tag)
+            for tag in self._memories.keys() & command.tags:
+                for memory in self._memories[tag]:
+                    is_kept = memory is self._of_drafter or (memory is self._weights and not command.drops_weights)
+                    memory.give_back(keeps=is_kept)
+                self._asleep.add(tag)
             self._device.free_bytes()  # what torch keeps for later goes back, too
 
         return give_back
@@ -91,9 +137,8 @@ class CUDAPart:
         """Return what takes memory again, and captures graphs when all of it is there."""
 
         def take() -> None:
-            for tag, memory in (("weights", self._weights), ("kv_cache", self._kv)):
-                if tag in command.tags:
-                    self._take(tag, memory)
+            for tag in self._memories.keys() & command.tags:
+                self._take(tag)
             if not self._asleep:
                 self._built.runner.capture_graphs()
 
@@ -102,39 +147,25 @@ class CUDAPart:
     def close(self) -> None:
         """Do nothing: what sleeps is in memory."""
 
-    def _take(self, tag: str, memory: DeviceMemory) -> None:
+    def _take(self, tag: str) -> None:
         with self._device.computing():
-            memory.take()
+            for memory in self._memories[tag]:
+                memory.take()
         self._device.finish()
         self._asleep.remove(tag)
 
-    def _tensors(self, decoder: object) -> list[torch.Tensor]:
-        return tensors_of(decoder, outside=self._built.beside)
+    @property
+    def _memories(self) -> dict[str, tuple[DeviceMemory, ...]]:
+        return {"weights": (self._weights, self._of_drafter), "kv_cache": (self._kv,)}
 
 
 def why_fixed(config: EngineConfig) -> str | None:
     """Return why the weights of an engine on a device cannot be updated, or None."""
-    return _first(
-        config,
-        (config.max_adapters > 0, f"max_adapters is {config.max_adapters}"),
-        (config.expert_kernels != "triton", f"expert_kernels is {config.expert_kernels}"),
-    )
+    if config.expert_kernels != "triton":
+        return f"expert_kernels is {config.expert_kernels}"
+    return why_awake(config)
 
 
 def why_awake(config: EngineConfig) -> str | None:
     """Return why an engine on a device cannot give memory back, or None."""
-    return _first(
-        config, (config.host_cache_gb is not None, "host_cache_gb is set: copies to the host know the addresses of KV")
-    )
-
-
-def _first(config: EngineConfig, *more: tuple[bool, str]) -> str | None:
-    refused = (
-        *more,
-        (config.decision_log is not None, "decision_log does not keep when that was done"),
-        (config.speculative not in ("off", "ngram"), f"speculative is {config.speculative}"),
-        (config.pipeline_parallel_size > 1, f"pipeline_parallel_size is {config.pipeline_parallel_size}"),
-        (config.nnodes > 1, f"nnodes is {config.nnodes}"),
-        (config.enable_dp_attention, "enable_dp_attention is True"),
-    )
-    return next((reason for is_so, reason in refused if is_so), None)
+    return None if config.decision_log is None else "decision_log does not keep when that was done"

@@ -73,13 +73,14 @@ def replace_numbers(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Non
 
 
 class DeviceMemory:
-    """The storages of some tensors; nothing may use them while they have no memory."""
+    """The storages of those of some tensors that are where the first is; nothing may use them without memory."""
 
     __slots__ = ("_copies", "_sizes", "_storages", "_where")
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in tensors if one.numel()}
         self._where = tensors[0].device if tensors else torch.device("cpu")
+        own = [one for one in tensors if one.numel() and one.device == self._where]
+        storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in own}
         self._storages = list(storages.values())
         self._sizes = [one.nbytes() for one in self._storages]
         self._copies: list[Tensor] | None = None
