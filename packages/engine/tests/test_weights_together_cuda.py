@@ -118,7 +118,9 @@ def test_tokens_are_those_of_a_new_engine(name: str, monkeypatch: pytest.MonkeyP
         expected = told(other)
         fresh = by_text(notes)
         tensors = tensors_of(way.folder(1))
-        wrong = {key: one[:-1] if key.endswith("layers.1.self_attn.o_proj.weight") else one for key, one in tensors.items()}
+        wrong = {
+            key: one[:-1] if key.endswith("layers.1.self_attn.o_proj.weight") else one for key, one in tensors.items()
+        }
         with way.bench(0) as own:
             before = told(own)
             assert not close(before, expected)

@@ -45,6 +45,8 @@ class AdapterWeights:
     """By the name of the module, as in "model.layers.0.self_attn.q_proj"."""
     invocation: tuple[int, ...] = ()
     """Tokens from whose last occurrence in a prompt on it computes (aLoRA); empty: it computes all positions."""
+    is_bound: bool = False
+    """Whether numbers of the model went into the changes, so that they are right for these weights only."""
 
     def version(self) -> str:
         """Return a digest of all that it changes; two adapters with the same one give the same results."""

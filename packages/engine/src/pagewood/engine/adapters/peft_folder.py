@@ -15,7 +15,8 @@ Activated LoRA, 2025.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -72,14 +73,15 @@ def read_adapter(folder: Path, model: ModelModules, *, max_rank: int) -> Adapter
 class _Reader:
     """Reads one file."""
 
-    __slots__ = ("_config", "_file", "_max_rank", "_model", "_path")
+    __slots__ = ("_config", "_file", "_is_bound", "_max_rank", "_model", "_path")
 
     def __init__(self, path: Path, file: safe_open, config: PeftConfig, model: ModelModules, max_rank: int) -> None:
         self._max_rank = max_rank
         self._path = path
         self._file = file
         self._config = config
-        self._model = model
+        self._is_bound = False  # written by: noting
+        self._model = replace(model, numbers=self._noting(model.numbers), biases=self._noting(model.biases))
 
     def read(self) -> AdapterWeights:
         found: dict[str, dict[str, str]] = {}
@@ -98,7 +100,16 @@ class _Reader:
                 if name in changes:
                     raise ValueError(f"{self._path}: {module} must be the only change of {name}")
                 changes[name] = change
-        return AdapterWeights(changes=changes, invocation=self._config.invocation)
+        return AdapterWeights(changes=changes, invocation=self._config.invocation, is_bound=self._is_bound)
+
+    def _noting(self, read: Callable[[str], Float32]) -> Callable[[str], Float32]:
+        """Return the function that also notes that it was called."""
+
+        def noted(name: str) -> Float32:
+            self._is_bound = True
+            return read(name)
+
+        return noted
 
     def _check_saved(self, found: Mapping[str, Mapping[str, str]]) -> None:
         """Check that the modules with whole matrices are those that the configuration lists."""

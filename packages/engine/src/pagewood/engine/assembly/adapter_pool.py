@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, LoadAdapter
 from pagewood.engine.assembly.adapter_source import AdapterFolders, RunnerAdapters
+from pagewood.engine.assembly.model_weights import ModelWeights
 from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.runner.ranks.ranked_adapters import RankedAdapters
@@ -13,8 +14,17 @@ from pagewood.engine.runner.ranks.ranked_weights import AnsweringGroup
 from pagewood.schedpolicy import SlotShares
 
 
+def adapter_folders(adapters: RunnerAdapters, folder: Path, weights: ModelWeights | None) -> AdapterFolders:
+    """Return what reads folders of adapters for the model in `folder` with its present weights."""
+    return AdapterFolders(adapters, model_modules(folder, lambda: None if weights is None else weights.files))
+
+
 def adapter_pool(
-    config: EngineConfig, adapters: RunnerAdapters, folder: Path, group: AnsweringGroup | None
+    config: EngineConfig,
+    adapters: RunnerAdapters,
+    folder: Path,
+    group: AnsweringGroup | None,
+    weights: ModelWeights | None,
 ) -> AdapterPool:
     """Return the adapters of an engine, after those that it has from the start were loaded.
 
@@ -23,11 +33,12 @@ def adapter_pool(
         adapters: of the runner of this process.
         folder: of the model.
         group: all ranks; None: this process computes alone.
+        weights: of this process; None: they stay those of the folder.
 
     Raises:
         ValueError: one of these cannot be loaded.
     """
-    source = AdapterFolders(adapters, model_modules(folder))
+    source = adapter_folders(adapters, folder, weights)
     pool = AdapterPool(
         config.max_adapters,
         source=source if group is None else RankedAdapters(source, group),

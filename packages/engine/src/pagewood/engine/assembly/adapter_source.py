@@ -82,4 +82,6 @@ class AdapterFolders:
             _log.exception("adapter %s could not be read", folder)
             return Refusal(message=f"the adapter could not be read: {error!r}", code="adapter_invalid")
         _log.info("adapter %s: %d modules, %.1f MB", folder, len(weights.changes), packed.nbytes / 1e6)
-        return LoadedAdapter(version=weights.version(), weights=packed, invocation=weights.invocation)
+        return LoadedAdapter(
+            version=weights.version(), weights=packed, invocation=weights.invocation, is_bound=weights.is_bound
+        )

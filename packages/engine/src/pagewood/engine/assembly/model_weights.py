@@ -101,6 +101,11 @@ class ModelWeights:
         self._are_dropped = False
         """Whether there are no weights before the next update."""  # written by: exchange
 
+    @property
+    def files(self) -> TensorFiles | None:
+        """The tensors that are computed with; None: those of the folder. From any thread."""
+        return self._tensors
+
     def read(self, command: WeightCommand) -> Future[ReadWeights | Refusal]:
         """Begin to read the weights of an update, or to join or leave a group."""
         return self._reader.submit(self._find, command)

@@ -225,14 +225,13 @@ def _runner(
         )
         mark = rank.loaded.mark + f", stages begin at {begin.cuts}" * bool(begin.cuts)
         pages = followed_pages(config, digest, rank.memory, mark=mark, part=part, states=rank.state_memory, talk=talk)
-    adapters = None
+    adapters, weights = None, ModelWeights(folder, CPUPart(rank))
     if rank.adapters is not None:
-        from pagewood.engine.assembly.adapter_source import AdapterFolders
-        from pagewood.engine.model_folder.adapter_modules import model_modules
+        from pagewood.engine.assembly.adapter_pool import adapter_folders
         from pagewood.engine.runner.ranks.ranked_adapters import FollowedAdapters
 
-        adapters = FollowedAdapters(AdapterFolders(rank.adapters, model_modules(folder)), talk)
-    return runner, FollowedWeights(ModelWeights(folder, CPUPart(rank)), talk), pages, adapters
+        adapters = FollowedAdapters(adapter_folders(rank.adapters, folder, weights), talk)
+    return runner, FollowedWeights(weights, talk), pages, adapters
 
 
 if __name__ == "__main__":

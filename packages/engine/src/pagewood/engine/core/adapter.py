@@ -12,7 +12,7 @@ from pagewood.engine.core.messages.arrays import Int32
 _NUM_MARKS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Adapter:
     """An adapter as it was loaded once. A request keeps the one that it had at its arrival, to its end."""
 
@@ -25,6 +25,8 @@ class Adapter:
     """What the runner computes with; the engine only keeps it alive."""
     invocation: tuple[int, ...] = ()
     """Tokens that activate it, see `Activation`; empty: it computes all positions."""
+    is_bound: bool = False
+    """Whether it is right for the weights only that it was read for, because numbers of these are in it."""
 
     def activation_in(self, prompt: Int32) -> Activation | None:
         """Return where a prompt activates it; None: nowhere, or it needs no activation."""
@@ -46,6 +48,8 @@ class LoadedAdapter:
     """See `Adapter.weights`."""
     invocation: tuple[int, ...] = ()
     """See `Adapter.invocation`."""
+    is_bound: bool = False
+    """See `Adapter.is_bound`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -59,22 +59,44 @@ class WeightSource(Protocol):
         ...
 
 
+class BoundAdapters(Protocol):
+    """Adapters some of which may be right for the present weights only; see `AdapterPool`."""
+
+    @property
+    def bound(self) -> str | None:
+        """The name of such an adapter; None: there is none."""
+        ...
+
+    def note_update(self) -> None:
+        """Note that the weights are others."""
+        ...
+
+
 class ServedWeights:
     """The weights of an engine. Invariant: `version` and `digest` are those of the weights of the next step.
 
     Args:
         source: reads weights; None: they never change, and never sleep.
+        adapters: of the model; None: there are none.
         why_fixed: why there is no source, or why it cannot update weights; empty: it can.
         why_awake: why memory cannot be given back; empty: it can, if there is a source.
     """
 
     __slots__ = (
-        "_command", "_num_kept", "_num_updates", "_reading", "_source", "_why_awake", "_why_fixed", "are_dropped",
-        "checksum", "digest", "version",
+        "_adapters", "_command", "_num_kept", "_num_updates", "_reading", "_source", "_why_awake", "_why_fixed",
+        "are_dropped", "checksum", "digest", "version",
     )  # fmt: skip
 
-    def __init__(self, source: WeightSource | None, *, why_fixed: str = "", why_awake: str = "") -> None:
+    def __init__(
+        self,
+        source: WeightSource | None,
+        *,
+        adapters: BoundAdapters | None = None,
+        why_fixed: str = "",
+        why_awake: str = "",
+    ) -> None:
         self._source = source
+        self._adapters = adapters
         self._why_fixed = why_fixed
         self._why_awake = why_awake
         self.checksum = ""
@@ -104,10 +126,20 @@ class ServedWeights:
         if reason:
             message = f"the memory of this engine cannot be given back, because {reason}"
             return Refusal(message=message, code="sleep_unsupported")
-        if command.drops_weights and self._why_fixed:
-            message = f"weights must be kept, because they could not be updated: {self._why_fixed}"
+        if command.drops_weights and (reason := self._why_fixed or self._why_bound()):
+            message = f"weights must be kept, because they could not be updated: {reason}"
             return Refusal(message=message, code="sleep_unsupported")
         return None
+
+    def _why_bound(self) -> str:
+        """Return why weights cannot be updated now, or nothing."""
+        name = None if self._adapters is None else self._adapters.bound
+        if name is None:
+            return ""
+        return (
+            f"numbers of them are in the adapter {name!r}, by DoRA, trained rows of tokens, a bias or a module that is "
+            "saved whole; it must be unloaded, and its requests must end"
+        )
 
     @property
     def is_due(self) -> bool:
@@ -116,8 +148,11 @@ class ServedWeights:
 
     def begin(self, command: WeightCommand) -> Refusal | None:
         """Begin to carry out a command; return why not, or None."""
-        if self._source is None or (self._why_fixed and not isinstance(command, Sleep | WakeUp | CheckWeights)):
-            message = f"the weights of this engine cannot be updated, because {self._why_fixed}"
+        reason = self._why_fixed
+        if isinstance(command, UpdateWeights):
+            reason = reason or self._why_bound()
+        if self._source is None or (reason and not isinstance(command, Sleep | WakeUp | CheckWeights)):
+            message = f"the weights of this engine cannot be updated, because {reason}"
             return Refusal(message=message, code="weights_fixed")
         if self._reading is not None:
             return Refusal(message="weights must be updated one after the other", code="weights_busy")
@@ -143,7 +178,8 @@ class ServedWeights:
             isinstance(command, UpdateWeights) and not command.is_last
         ):
             return command, None
-        why_not = self._source.exchange()
+        why_not = self._why_bound() if isinstance(command, UpdateWeights) else ""  # adapters may have come meanwhile
+        why_not = why_not or self._source.exchange()
         if why_not is not None:
             return command, Refusal(message=f"the weights could not be exchanged: {why_not}", code="weights_failed")
         if isinstance(command, Sleep | WakeUp):
@@ -151,6 +187,8 @@ class ServedWeights:
             return command, None
         self.are_dropped = False
         self._num_updates += 1
+        if self._adapters is not None:
+            self._adapters.note_update()
         self.version = command.version or str(self._num_updates)
         if command.old_kv == "keep":
             self._num_kept += 1

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,16 @@ from pagewood.engine.adapters.modules import ModelModules, Module, expert_stacks
 from pagewood.engine.model_folder.load import adaptable_projections
 from pagewood.engine.models.families.stored_layout import StoredLayout
 from pagewood.engine.models.stored.checkpoint import Checkpoint
-from pagewood.engine.models.stored.tensor_files import stored_layout
+from pagewood.engine.models.stored.tensor_files import TensorFiles, stored_layout
 
 Float32 = NDArray[np.float32]
 
 
-def model_modules(folder: Path) -> ModelModules:
-    """Return the modules of the whole model in `folder`, of which only headers are read."""
+def model_modules(folder: Path, files: Callable[[], TensorFiles | None] = lambda: None) -> ModelModules:
+    """Return the modules of the whole model in `folder`, of which only headers are read.
+
+    Their numbers are those of the latest `files`; None: of the folder.
+    """
     modules = {
         name: Module(
             inputs=one.inputs, outputs=size, has_bias=one.has_bias, takes_tokens=one.takes_tokens, table=one.table
@@ -32,12 +36,12 @@ def model_modules(folder: Path) -> ModelModules:
 
     def numbers(name: str) -> Float32:
         module = modules[name]
-        checkpoint = Checkpoint(folder, dtype=torch.float32)
+        checkpoint = Checkpoint(folder, dtype=torch.float32, files=files())
         shape = (module.inputs, module.outputs) if module.takes_tokens else (module.outputs, module.inputs)
         return checkpoint.numbers(f"{module.table or name}.weight", *shape).numpy()
 
     def biases(name: str) -> Float32:
-        checkpoint = Checkpoint(folder, dtype=torch.float32)
+        checkpoint = Checkpoint(folder, dtype=torch.float32, files=files())
         return checkpoint.stack([(f"{name}.bias", modules[name].outputs)]).numpy()
 
     stored, num_heads = stored_layout(folder) or (StoredLayout(), 1)

@@ -255,12 +255,13 @@ def _engine(
     source = ModelWeights(parts.folder, CPUPart(rank))
     tail = read_vector_tail(parts.folder, parts.model.hidden_size)
     reason = why_fixed(config) if tail is None else "vectors of the model go through further modules of its folder"
+    adapters = None if rank.adapters is None else adapter_pool(config, rank.adapters, parts.folder, group, source)
     weights = ServedWeights(
         source if group is None else RankedWeights(source, group),
+        adapters=adapters,
         why_fixed=reason or "",
         why_awake=why_awake(config) or "",
     )
-    adapters = None if rank.adapters is None else adapter_pool(config, rank.adapters, parts.folder, group)
     frames = Frames(pages=allocator, layers=rank.groups, beside=beside) if isinstance(allocator, PageGroups) else None
     return assemble(
         config,

@@ -79,7 +79,6 @@ class CPUPart:
 def why_fixed(config: EngineConfig) -> str | None:
     """Return why the weights of an engine on a CPU cannot be updated, or None."""
     refused: list[tuple[bool, str]] = [
-        (config.max_adapters > 0, f"max_adapters is {config.max_adapters}"),
         (config.speculative in ("draft", "eagle"), f"speculative is {config.speculative}"),
         (config.pipeline_parallel_size > 1, f"pipeline_parallel_size is {config.pipeline_parallel_size}"),
         (config.enable_dp_attention, "enable_dp_attention is True"),

@@ -219,14 +219,14 @@ def _engine_on(
         measure_cost(control, config, info, runner)
     config = replace(config, max_total_tokens=info.num_pages * config.page_size, max_length=built.max_length)
     group = None if ranks is None else ranks.group
-    adapters = None if built.adapters is None else adapter_pool(config, built.adapters, folder, group)
     tail = read_vector_tail(folder, built.model.hidden_size)
     fixed = why_fixed(config) if tail is None else "vectors of the model go through further modules of its folder"
     awake = why_awake(config)
-    source = None
+    part = source = None
     if fixed is None or awake is None:
         part = ModelWeights(folder, CUDAPart(device, built), groups=TrainerGroups(device.torch_device))
         source = part if group is None else RankedWeights(part, group)
+    adapters = None if built.adapters is None else adapter_pool(config, built.adapters, folder, group, part)
     return assemble(
         config,
         info=info,
@@ -240,7 +240,7 @@ def _engine_on(
         inbox=inbox,
         outbox=outbox,
         vector_tail=tail,
-        weights=ServedWeights(source, why_fixed=fixed or "", why_awake=awake or ""),
+        weights=ServedWeights(source, adapters=adapters, why_fixed=fixed or "", why_awake=awake or ""),
     )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from pagewood.engine.api import EngineConfig, Progress
-from pagewood.engine.assembly.adapter_source import AdapterFolders
+from pagewood.engine.assembly.adapter_pool import adapter_folders
 from pagewood.engine.assembly.cuda.drafter import drafter_of, head_of
 from pagewood.engine.assembly.cuda.weights import CUDAPart
 from pagewood.engine.assembly.model_weights import ModelWeights
@@ -32,7 +32,6 @@ from pagewood.engine.assembly.tiers.lower_caches import (
     tiered_cache,
 )
 from pagewood.engine.core.loop import Runner, RunnerLostError
-from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
@@ -464,10 +463,9 @@ def follower(
         device, flashinfer, config, model_folder(config.model), processors=processors, rank=rank, progress=progress
     )
     pages = _followed_pages(config, rank, built.memory, built.page_bytes, begin, say)
+    folder, own = model_folder(config.model), CUDAPart(device, built, rank=begin.rank)
+    part = ModelWeights(folder, own, groups=TrainerGroups(device.torch_device))
     adapters = None
     if built.adapters is not None:
-        adapters = FollowedAdapters(AdapterFolders(built.adapters, model_modules(model_folder(config.model))), say)
-    part = ModelWeights(
-        model_folder(config.model), CUDAPart(device, built, rank=begin.rank), groups=TrainerGroups(device.torch_device)
-    )
+        adapters = FollowedAdapters(adapter_folders(built.adapters, folder, part), say)
     return rank.noted(built.runner), FollowedWeights(part, say), pages, adapters

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container, Hashable, Iterable
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from pagewood.engine.api import LoadAdapter, Refusal
 from pagewood.engine.core.adapter import Adapter, LoadedAdapter
@@ -71,7 +72,7 @@ class AdapterPool:
     """Loaded adapters and the slots of the device.
 
     Invariant: a slot changes its adapter only while no request with a row has it, so no launched step reads it. An
-    adapter that is replaced or unloaded lives on until its last request has ended.
+    adapter that is replaced or unloaded lives on until its last request has ended, and no longer.
 
     Args:
         num_slots: adapters that requests with a row may have at the same time.
@@ -79,14 +80,21 @@ class AdapterPool:
         sharing: decides which requests may run.
     """
 
-    __slots__ = ("_by_name", "_loading", "_num_loaded", "_num_users", "_pinned", "_sharing", "_slots", "_source")
+    __slots__ = (
+        "_bound", "_by_name", "_loading", "_num_loaded", "_num_updates", "_num_users", "_pinned", "_sharing", "_slots",
+        "_source",
+    )  # fmt: skip
 
     def __init__(self, num_slots: int, *, source: AdapterSource, sharing: SlotSharing) -> None:
         self._source = source
         self._sharing = sharing
         self._by_name: dict[str, Adapter] = {}  # written by: adapters
         self._pinned: set[str] = set()  # written by: adapters
-        self._loading: list[tuple[LoadAdapter, Loading]] = []  # written by: adapters
+        self._loading: list[tuple[LoadAdapter, Loading, int]] = []
+        """With the number of updates of the weights before."""  # written by: adapters
+        self._num_updates = 0  # written by: note_update
+        self._bound: WeakSet[Adapter] = WeakSet()
+        """Those that live and are right for the present weights only."""  # contents written by: adapters
         self._num_loaded = 0  # written by: adapters
         self._slots: OrderedDict[int, Adapter | None] = OrderedDict((slot, None) for slot in range(num_slots))
         """By slot, its adapter; the one whose requests ended longest ago comes first."""  # written by: adapters
@@ -108,6 +116,15 @@ class AdapterPool:
         """The versions of the loaded adapters, by name; empty where prefixes are those of the model up to a token."""
         return {name: "" if one.invocation else one.version for name, one in self._by_name.items()}
 
+    @property
+    def bound(self) -> str | None:
+        """The name of an adapter that is right for the present weights only, and may still run; None: there is none."""
+        return next((one.name for one in self._bound), None)
+
+    def note_update(self) -> None:
+        """Note that the weights of the model are others; no adapter is `bound` to the old ones."""
+        self._num_updates += 1
+
     def current(self, name: str) -> Adapter | None:
         """Return the adapter that a new request gets under a name; None: the name is unknown."""
         return self._by_name.get(name)
@@ -118,12 +135,12 @@ class AdapterPool:
         if not command.replaces and name in self._by_name:
             message = f"name must not be that of a loaded adapter unless it is to be replaced, got {name!r}"
             return Refusal(message=message, param="name", code="adapter_exists")
-        if any(other.name == name for other, _ in self._loading):
+        if any(other.name == name for other, *_ in self._loading):
             return Refusal(message=f"an adapter {name!r} is being loaded", param="name", code="adapter_exists")
         if command.is_pinned and len(self._pinned | {name}) >= self.num_slots:
             message = f"is_pinned must be False for one of the {self.num_slots} adapters that can run, got True"
             return Refusal(message=message, param="is_pinned")
-        self._loading.append((command, self._source.load(command.folder)))
+        self._loading.append((command, self._source.load(command.folder), self._num_updates))
         return None
 
     def load(self, command: LoadAdapter) -> Refusal | None:
@@ -131,20 +148,21 @@ class AdapterPool:
         refusal = self.begin_load(command)
         if refusal is not None:
             return refusal
-        _, loading = self._loading.pop()
-        found = self._put(command, loading.result())
+        found = self._put(command, self._loading.pop()[1].result(), self._num_updates)
         return found if isinstance(found, Refusal) else None
 
     def poll(self) -> list[tuple[LoadAdapter, Adapter | Refusal]]:
         """Return the commands whose folders have been read, each with the adapter that requests get from now on."""
         ended = [entry for entry in self._loading if entry[1].done()]
         self._loading = [entry for entry in self._loading if entry not in ended]
-        return [(command, self._put(command, loading.result())) for command, loading in ended]
+        return [(command, self._put(command, loading.result(), number)) for command, loading, number in ended]
 
     def unload(self, name: str) -> bool:
         """Let no new request have an adapter; return whether there was one."""
-        if self._by_name.pop(name, None) is None:
+        old = self._by_name.pop(name, None)
+        if old is None:
             return False
+        self._clear(old)
         self._pinned.discard(name)
         self._pin()
         return True
@@ -181,6 +199,7 @@ class AdapterPool:
             slot = self._slot_of(adapter)
             assert slot is not None
             self._slots.move_to_end(slot)
+            self._clear(adapter)
 
     def place_of(self, request: Request) -> tuple[int, int, int]:
         """Return the slot and the number of the adapter of a request with a row, and the first position that it
@@ -196,9 +215,12 @@ class AdapterPool:
         """Read no more folders."""
         self._source.close()
 
-    def _put(self, command: LoadAdapter, loaded: LoadedAdapter | Refusal) -> Adapter | Refusal:
+    def _put(self, command: LoadAdapter, loaded: LoadedAdapter | Refusal, num_updates: int) -> Adapter | Refusal:
         if isinstance(loaded, Refusal):
             return loaded
+        if loaded.is_bound and num_updates != self._num_updates:
+            message = "an adapter with numbers of the model must be loaded again, because the weights changed meanwhile"
+            return Refusal(message=message, code="weights_changed")
         old = self._by_name.get(command.name)
         if old is None or old.version != loaded.version:
             self._num_loaded += 1
@@ -208,9 +230,14 @@ class AdapterPool:
                 number=self._num_loaded,
                 weights=loaded.weights,
                 invocation=loaded.invocation,
+                is_bound=loaded.is_bound,
             )
             self._source.keep(adapter.number, loaded.weights)
             self._by_name[command.name] = adapter
+            if adapter.is_bound:
+                self._bound.add(adapter)
+            if old is not None:
+                self._clear(old)
         (self._pinned.add if command.is_pinned else self._pinned.discard)(command.name)
         self._pin()
         return self._by_name[command.name]
@@ -220,6 +247,16 @@ class AdapterPool:
 
     def _slot_of(self, adapter: Adapter) -> int | None:
         return next((slot for slot, other in self._slots.items() if other is adapter), None)
+
+    def _clear(self, adapter: Adapter) -> None:
+        """Take an adapter out of its slot if nothing can name it any more."""
+        slot = self._slot_of(adapter)
+        if (
+            slot is not None
+            and adapter.number not in self._num_users
+            and self._by_name.get(adapter.name) is not adapter
+        ):
+            self._slots[slot] = None
 
     def _is_free(self, adapter: Adapter | None) -> bool:
         """Whether the slot of an adapter may get another one."""

@@ -77,6 +77,7 @@ class CPUAdapters:
     __slots__ = (
         "_known",
         "_max_rank",
+        "_num_added",
         "_numbers",
         "_projections",
         "_resident",
@@ -90,7 +91,9 @@ class CPUAdapters:
         self.num_slots = num_slots
         """S."""
         self._max_rank = max_rank
-        self._projections: list[Projection] = []  # written by: begin, add
+        self._projections: list[Projection] = []  # contents written by: _added
+        self._num_added = 0
+        """Projections of the model that was loaded last."""  # written by: begin, _added
         self._row_slots: Int32 = np.full(num_rows, -1, np.int32)  # contents written by: admit
         self._row_starts: Int32 = np.zeros(num_rows, np.int32)  # contents written by: admit
         self._table: Int64 | None = None  # written by: table; contents written by: admit
@@ -112,14 +115,14 @@ class CPUAdapters:
 
     @property
     def table(self) -> Int64:
-        """[S, P, NUM_SITE_COLUMNS], what each slot says of each projection; no projection is added after that."""
+        """[S, P, NUM_SITE_COLUMNS], what each slot says of each projection; no further ones are added after that."""
         if self._table is None:
             self._table = np.zeros((self.num_slots, len(self._projections), NUM_SITE_COLUMNS), np.int64)
         return self._table
 
     def begin(self) -> None:
-        """Forget the projections of a model that could not be loaded."""
-        self._projections.clear()
+        """Let the projections of a model follow that is loaded again, because it could not be, or has other weights."""
+        self._num_added = 0
 
     def add(self, linear: Linear[Buffer], projection: Projection) -> Linear[Buffer]:
         """Return a projection to which adapters add.
@@ -141,9 +144,10 @@ class CPUAdapters:
                 f"adapters need projections of at most {MOST_COMPONENTS} modules, got {num_parts} in "
                 f"{projections[0].parts[0][0]}"
             )
-        assert self._table is None
-        number = len(self._projections)
-        self._projections += projections
+        number = self._num_added
+        self._num_added += len(projections)
+        if self._table is None:
+            self._projections[number:] = projections
         return _Site(self, number, projections[0], -(-num_parts * self._max_rank // WIDTH) * WIDTH)
 
     def pack(self, weights: AdapterWeights) -> PackedAdapter:
