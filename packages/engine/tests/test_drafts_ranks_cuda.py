@@ -17,7 +17,7 @@ from torch import distributed
 from asked_twice import PROMPTS as ASKED
 from cuda_ranks import answered, drafted, small, use_stand_ins
 from group_in_threads import ranks_are_threads
-from noted_drafts import Notes, check_alike, drafts_noted
+from noted_drafts import check_alike, drafts_noted
 from pagewood.engine.api import Grammar, SamplingParams
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.core.messages.batch import Batch
@@ -27,7 +27,6 @@ from pagewood.engine.offline.llm import LLM
 from pagewood.engine.runner.cuda.division import DividedGrants
 from pagewood.engine.runner.cuda.drafts.ahead import HeldDrafts
 from pagewood.engine.runner.cuda.drafts.drafting_head import EagleDrafter
-from pagewood.engine.runner.cuda.drafts.drafting_model import DraftModel
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest, InexactRows
 from pagewood.engine.runner.cuda.drafts.verify_arrays import verify_step
 from pagewood.engine.runner.cuda.drafts.verify_part import VerifyPart

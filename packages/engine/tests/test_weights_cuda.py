@@ -33,7 +33,7 @@ from stand_ins import flashinfer_torch
 from stand_ins.nccl_gloo import NCCLGroup
 from stand_ins.recording_device import RecordingDevice
 from tiny_models import model_folder as tiny_model
-from weight_bench import PROMPTS, Pair, WeightBench, make_pair, tensors_of, trainer, write_tensors
+from weight_bench import PROMPTS, Pair, WeightBench, close, make_pair, tensors_of, trainer, write_tensors
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
 
@@ -54,12 +54,6 @@ def bench(folder: Path, **options: Any) -> WeightBench:
 def fresh(folder: Path, **options: Any) -> list[Any]:
     with bench(folder, **options) as own:
         return own.scores()
-
-
-def close(found: list[Any], expected: list[Any]) -> bool:
-    """Whether tokens are the same, and log probabilities but for rounding, which depends on the batch here."""
-    pairs = [pair for one in zip(found, expected, strict=True) for pair in zip(*one, strict=True)]
-    return all(own[0] == other[0] and abs(own[1] - other[1]) < 1e-4 for own, other in pairs)
 
 
 @pytest.fixture

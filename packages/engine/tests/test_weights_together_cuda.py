@@ -22,7 +22,7 @@ from pagewood.engine.assembly.cuda.build import build_on
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 from tiny_models import VOCAB_SIZE, head_folder, model_folder
-from weight_bench import PROMPTS, Scores, WeightBench, bench_config, tensors_of, write_tensors
+from weight_bench import PROMPTS, Scores, WeightBench, bench_config, close, tensors_of, write_tensors
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
 
@@ -76,12 +76,6 @@ class Way:
 
 def told(bench: WeightBench) -> list[Scores]:
     return [one.scores for one in bench.run(*[bench.submit(prompt) for prompt in ASKED])]
-
-
-def close(found: list[Scores], expected: list[Scores]) -> bool:
-    """Whether tokens are the same, and log probabilities but for rounding, which depends on the batch here."""
-    pairs = [pair for one in zip(found, expected, strict=True) for pair in zip(*one, strict=True)]
-    return all(own[0] == other[0] and abs(own[1] - other[1]) < 1e-4 for own, other in pairs)
 
 
 def by_text(notes: Notes) -> Notes:

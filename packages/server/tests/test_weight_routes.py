@@ -183,14 +183,20 @@ async def test_updates_from_a_trainer(server: MemoryServer) -> None:
     wrong = {**tensors, "shapes": [[2, 3]]}
     assert (await send(server, "/update_weights_from_distributed", wrong))[1]["error"]["param"] == "names"
     assert (await send(server, "/destroy_weights_update_group", {}))[1]["success"]
-    assert (await send(server, "/init_weight_transfer_engine", {"init_info": group}))[1]["success"]
+    packed = {**group, "packed": True, "packed_buffer_size_bytes": 64, "packed_num_buffers": 2}
+    status, answer = await send(server, "/init_weight_transfer_engine", {"init_info": packed})
+    assert (status, answer["success"], "backend must be gloo" in answer["message"]) == (400, False, True)
+    own = {"init_info": {**packed, "backend": "gloo"}}
+    assert (await send(server, "/init_weight_transfer_engine", own))[1]["success"]
     assert await send(server, "/start_weight_update", {}) == done
     info = {"update_info": {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]]}}
     for _ in range(3):
         assert await send(server, "/update_weights", info) == done
+    assert await send(server, "/update_weights", {"update_info": {}}) == done  # as before; this model counts none of it
     assert (await generated(server))["output_ids"] == expected(server, 2)
     assert (await send(server, "/finish_weight_update", {"weight_version": "y"}))[1]["weight_version"] == "y"
     assert (await generated(server))["output_ids"] == expected(server, 5)
+    assert (await send(server, "/shutdown_weight_transfer_engine", {}))[1]["success"]
 
 
 async def test_sleep_by_the_routes_of_vllm(server: MemoryServer, tmp_path: Path) -> None:

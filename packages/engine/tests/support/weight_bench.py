@@ -185,6 +185,12 @@ class WeightBench:
         return [one.scores for one in self.run(*[self.submit(prompt) for prompt in PROMPTS])]
 
 
+def close(found: list[Scores], expected: list[Scores]) -> bool:
+    """Whether tokens are the same, and log probabilities but for rounding, which depends on the batch on CUDA."""
+    pairs = [pair for one in zip(found, expected, strict=True) for pair in zip(*one, strict=True)]
+    return all(own[0] == other[0] and abs(own[1] - other[1]) < 1e-4 for own, other in pairs)
+
+
 def fresh_scores(folder: Path, **options: Any) -> list[Scores]:
     """Return what a new engine answers to the prompts."""
     with WeightBench(folder, **options) as bench:

@@ -111,7 +111,13 @@ def test_weights_of_our_own_trainer(client: Any, server: Server, folder: Path) -
         port = one.getsockname()[1]
     arguments = [sys.executable, str(STUB), str(port), "2", "weight_transfer", str(folder / "other.safetensors")]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE) as process:
-        init = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
+        init = {
+            "master_address": "127.0.0.1",
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": 2,
+            "backend": "gloo",
+        }
         update = {
             "names": list(others),
             "dtype_names": [str(one.dtype).removeprefix("torch.") for one in others.values()],

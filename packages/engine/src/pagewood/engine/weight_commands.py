@@ -46,6 +46,7 @@ class UpdateWeights(msgspec.Struct, frozen=True, kw_only=True, tag="update_weigh
     group: str | None = None
     """Name of the group, see `JoinGroup`, whose rank 0 sends the tensors of `received`, one after the other."""
     received: tuple[Received, ...] = ()
+    """Empty: those of the update before from this group."""
     is_last: bool = True
     """Whether steps have the new weights behind it; otherwise it is a part of an update."""
     version: str | None = None
@@ -62,7 +63,7 @@ class UpdateWeights(msgspec.Struct, frozen=True, kw_only=True, tag="update_weigh
                 f"one of folder, files and group must be given, not both or none, got {self.folder!r}, "
                 f"{self.files!r:.200} and {self.group!r}"
             )
-        if (self.group is None) != (not self.received):
+        if self.group is None and self.received:
             raise ValueError(f"received must be given with group, got {self.group!r} and {len(self.received)} tensors")
         if self.version is not None and not 0 < len(self.version) <= MAX_VERSION:
             raise ValueError(f"version must have 1 to {MAX_VERSION} characters, got {self.version!r:.200}")
@@ -71,7 +72,9 @@ class UpdateWeights(msgspec.Struct, frozen=True, kw_only=True, tag="update_weigh
 
 
 class JoinGroup(msgspec.Struct, frozen=True, kw_only=True, tag="join_group"):
-    """Join a group of processes of `torch.distributed`, whose rank 0, the trainer, then sends tensors.
+    """Join a group of processes whose rank 0, the trainer, then sends tensors.
+
+    It is one of `torch.distributed`; over NCCL with `is_transfer` it is a communicator as vLLM's trainers begin it.
 
     The answer is a `Delta` that ends with `stop`, or with a refusal. Steps go on meanwhile.
 
@@ -88,9 +91,15 @@ class JoinGroup(msgspec.Struct, frozen=True, kw_only=True, tag="join_group"):
     """Rank of this engine, or of its rank 0: its others follow."""
     world_size: int
     backend: str = "gloo"
+    is_transfer: bool = False
+    """Whether it is of vLLM's routes; it then takes the place of the one before."""
+    packed_bytes: int = 0
+    """Tensors come together, as bytes, until there are more of these; 0: each comes alone."""
 
     def __post_init__(self) -> None:
         """Check the numbers."""
+        if self.packed_bytes < 0:
+            raise ValueError(f"packed_bytes must be >= 0, got {self.packed_bytes}")
         if not 0 < self.first_rank < self.world_size:
             raise ValueError(f"first_rank must be in [1, {self.world_size}), got {self.first_rank}")
         if not 0 < self.port < 65536:

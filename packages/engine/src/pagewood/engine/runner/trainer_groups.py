@@ -1,4 +1,4 @@
-"""Groups of `torch.distributed` in which a trainer sends tensors to engines."""
+"""Groups in which a trainer sends tensors to engines."""
 
 # pyright: basic
 # torch.distributed is typed in part only.
@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from pagewood.engine.runner.trainer_nccl import ID_KEY, NCCLCommunicator, unique_id_in
 from pagewood.engine.weight_commands import JoinGroup, Received
 
 _JOIN_S = 60.0
@@ -29,11 +32,35 @@ class GroupError(RuntimeError):
     """A group cannot be joined, or its rank 0 has not sent what it had to."""
 
 
+class Sender(Protocol):
+    """Where the tensors of a trainer come from."""
+
+    def receive(self, tensor: Tensor, *, limit_s: float) -> None:
+        """Fill a tensor with what rank 0 sends; wait for it, and raise a RuntimeError if it does not come."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Joined:
+    """A group that was joined."""
+
+    sender: Sender
+    packed_bytes: int
+    device: torch.device | None
+    """Where tensors arrive; None: on the host."""
+    wanted: Sequence[Received] = ()
+    """What came last."""  # written by: receive
+
+
 class TrainerGroups:
     """The groups that a process is in. Used by one thread, the reader of weights.
 
     They are made as SGLang and the trainers that use it make them: a store at the address of rank 0, whose keys begin
-    with the name of the group.
+    with the name of the group. Over NCCL for vLLM's routes, the store has the id of a communicator.
 
     Args:
         device: on which tensors arrive over NCCL; None: there is no NCCL.
@@ -43,7 +70,7 @@ class TrainerGroups:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
-        self._groups: dict[str, dist.ProcessGroup] = {}  # contents written by: join, leave
+        self._groups: dict[str, _Joined] = {}  # contents written by: join, leave
 
     def join(self, command: JoinGroup, *, rank: int) -> None:
         """Join a group; wait until all are there.
@@ -60,7 +87,9 @@ class TrainerGroups:
             known = "gloo for an engine on a CPU" if self._device is None else "gloo or nccl"
             raise ValueError(f"backend must be {known}, got {command.backend!r:.40}")
         if command.name in self._groups:
-            raise ValueError(f"name must not be that of a group that exists, got {command.name!r}")
+            if not command.is_transfer:
+                raise ValueError(f"name must not be that of a group that exists, got {command.name!r}")
+            self.leave(command.name)
         own = command.first_rank + rank
         if own >= command.world_size:
             raise ValueError(
@@ -70,12 +99,14 @@ class TrainerGroups:
             store = TCPStore(
                 command.address, command.port, command.world_size, is_master=False, timeout=timedelta(seconds=_JOIN_S)
             )
-            own_store = PrefixStore(command.name, store)
-            by_name = PrefixStore(f"{command.name}/", own_store)
-            make = _nccl if command.backend == "nccl" else partial(_gloo, is_local=_is_local(command.address))
-            self._groups[command.name] = make(by_name, own, command.world_size)
-        except (RuntimeError, ValueError) as error:
+            sender = self._sender(command, store, own)
+        except (RuntimeError, ValueError, OSError) as error:
             raise GroupError(f"the group {command.name} cannot be joined: {error}") from error
+        self._groups[command.name] = _Joined(
+            sender=sender,
+            packed_bytes=command.packed_bytes,
+            device=self._device if command.backend == "nccl" else None,
+        )
 
     def leave(self, name: str) -> None:
         """Leave a group.
@@ -83,39 +114,103 @@ class TrainerGroups:
         Raises:
             ValueError: there is none of that name.
         """
-        self._of(name)
+        self._of(name).sender.close()
         del self._groups[name]
 
     def receive(self, name: str, wanted: Sequence[Received]) -> dict[str, Tensor]:
-        """Return tensors that rank 0 of a group sends in this order.
+        """Return tensors that rank 0 of a group sends in this order; with none, those that came last.
 
         Raises:
             ValueError: there is no such group, or a tensor has no dtype or shape.
             GroupError: they have not come.
         """
-        group, found = self._of(name), dict[str, Tensor]()
-        device = None if isinstance(group, dist.ProcessGroupGloo) else self._device  # None: the host
-        for one in wanted:
-            dtype = _DTYPES.get(one.dtype.removeprefix("torch."))
-            if dtype is None or any(size < 0 for size in one.shape):
-                raise ValueError(f"{one.name} must have a dtype of {', '.join(_DTYPES)}, got {one.dtype} {one.shape}")
-            tensor = torch.empty(one.shape, dtype=dtype, device=device)
+        group = self._of(name)
+        group.wanted = wanted or group.wanted
+        if not group.wanted:
+            raise ValueError(f"received must name tensors in the first update from the group {name}, got none")
+        found = dict[str, Tensor]()
+        for pack in _packs([_Tensor.of(one) for one in group.wanted], group.packed_bytes):
+            dtype = torch.uint8 if group.packed_bytes else pack[0].dtype
+            size = sum(one.num_bytes for one in pack) // dtype.itemsize
+            memory = torch.empty(size, dtype=dtype, device=group.device)
             try:
-                group.broadcast([tensor], dist.BroadcastOptions()).wait(timedelta(seconds=_RECEIVE_S))
+                group.sender.receive(memory, limit_s=_RECEIVE_S)
             except RuntimeError as error:
-                raise GroupError(f"{one.name} has not come from the group {name}: {error}") from error
-            found[one.name] = tensor.cpu()
+                raise GroupError(f"{pack[0].name} has not come from the group {name}: {error}") from error
+            parts = memory.cpu().view(torch.uint8).split([one.num_bytes for one in pack])
+            for one, part in zip(pack, parts, strict=True):
+                found[one.name] = part.clone().view(one.dtype).view(one.shape)  # memory of its own, which is aligned
         return found
 
     def close(self) -> None:
         """Leave all groups."""
-        self._groups.clear()
+        for name in list(self._groups):
+            self.leave(name)
 
-    def _of(self, name: str) -> dist.ProcessGroup:
+    def _of(self, name: str) -> _Joined:
         group = self._groups.get(name)
         if group is None:
             raise ValueError(f"group must be the name of one that was joined, got {name!r}")
         return group
+
+    def _sender(self, command: JoinGroup, store: TCPStore, rank: int) -> Sender:
+        if command.is_transfer and command.backend == "nccl":
+            assert self._device is not None
+            unique_id = unique_id_in(store.get(ID_KEY))
+            return NCCLCommunicator(unique_id, rank, command.world_size, self._device, limit_s=_JOIN_S)
+        by_name = PrefixStore(f"{command.name}/", PrefixStore(command.name, store))
+        make = _nccl if command.backend == "nccl" else partial(_gloo, is_local=_is_local(command.address))
+        return _TorchGroup(make(by_name, rank, command.world_size))
+
+
+class _TorchGroup:
+    """`Sender` of a group of torch."""
+
+    __slots__ = ("_group",)
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def receive(self, tensor: Tensor, *, limit_s: float) -> None:
+        self._group.broadcast([tensor], dist.BroadcastOptions()).wait(timedelta(seconds=limit_s))
+
+    def close(self) -> None:
+        """Do nothing: it is left when nothing refers to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor that comes."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, one: Received) -> _Tensor:
+        """Return what a command names; errors as in `receive`."""
+        dtype = _DTYPES.get(one.dtype.removeprefix("torch."))
+        if dtype is None or any(size < 0 for size in one.shape):
+            raise ValueError(f"{one.name} must have a dtype of {', '.join(_DTYPES)}, got {one.dtype} {one.shape}")
+        return cls(one.name, dtype, one.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its numbers."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _packs(tensors: Sequence[_Tensor], most_bytes: int) -> Iterator[list[_Tensor]]:
+    """Return which tensors come together: as many as exceed a number of bytes, or are left; 0: each alone."""
+    pack, num_bytes = list[_Tensor](), 0
+    for one in tensors:
+        pack.append(one)
+        num_bytes += one.num_bytes
+        if num_bytes > most_bytes or not most_bytes:
+            yield pack
+            pack, num_bytes = [], 0
+    if pack:
+        yield pack
 
 
 def _gloo(store: PrefixStore, rank: int, world_size: int, *, is_local: bool) -> dist.ProcessGroup:

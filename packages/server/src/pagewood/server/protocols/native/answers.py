@@ -176,7 +176,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 class TransferConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How a trainer may send weights."""
 
-    backend: Literal["gloo"] = "gloo"
+    backend: Literal["gloo", "nccl"]
 
 
 class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True):

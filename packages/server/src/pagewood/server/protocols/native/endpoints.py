@@ -438,9 +438,11 @@ class NativeEndpoints:
 
 
 def _in_words_of_vllm(service: Service, model: wire.Model) -> answers.VLLMConfig:
-    """Return what trainers read of the configuration. Only an engine on a CPU takes weights, and only one."""
-    takes = model.config.get("device") == "cpu" and service.dispatcher is None
-    return answers.VLLMConfig(weight_transfer_config=answers.TransferConfig() if takes else None)
+    """Return what trainers read of the configuration. Only a single engine takes weights."""
+    if service.dispatcher is not None:
+        return answers.VLLMConfig(weight_transfer_config=None)
+    backend = "nccl" if model.config.get("device") == "cuda" else "gloo"
+    return answers.VLLMConfig(weight_transfer_config=answers.TransferConfig(backend=backend))
 
 
 @cache

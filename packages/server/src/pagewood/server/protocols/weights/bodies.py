@@ -102,8 +102,14 @@ class TransferInfo(_Strict):
     master_port: Annotated[int, Field(ge=1, le=65535)]
     rank_offset: Annotated[int, Field(ge=1)]
     world_size: Annotated[int, Field(ge=2)]
-    backend: Literal["gloo"] = "gloo"
-    packed: Literal[False] = False
+    backend: Literal["gloo", "nccl"] = "nccl"
+    """vLLM's clients mean NCCL. An engine on a CPU has gloo only, in a group as for `/init_weights_update_group`."""
+    packed: bool = False
+    """Whether tensors come together, as bytes."""
+    packed_buffer_size_bytes: Annotated[int, Field(ge=1)] = 1 << 30
+    """As soon as there are more, they are sent."""
+    packed_num_buffers: int = 2
+    """Of the trainer; it changes nothing here."""
 
 
 class Transfer(_Strict):
@@ -117,11 +123,11 @@ class StartUpdate(_Strict):
 
 
 class UpdateInfo(_Strict):
-    """Tensors that come next."""
+    """Tensors that come next; without any, those of the time before."""
 
-    names: list[_Name]
-    dtype_names: list[_Name]
-    shapes: list[list[Annotated[int, Field(ge=0)]]]
+    names: list[_Name] = []
+    dtype_names: list[_Name] = []
+    shapes: list[list[Annotated[int, Field(ge=0)]]] = []
 
 
 class PartUpdate(_Strict):
@@ -252,11 +258,11 @@ def received(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Seque
     """Return the tensors of three lists.
 
     Raises:
-        ApiError: the lists have different lengths, or nothing in them.
+        ApiError: the lists have different lengths.
     """
-    if not len(names) == len(dtypes) == len(shapes) > 0:
+    if not len(names) == len(dtypes) == len(shapes):
         raise ApiError(
-            "Names, dtypes and shapes must be lists of the same length, with something in them, but there are "
+            "Names, dtypes and shapes must be lists of the same length, but there are "
             f"{len(names)}, {len(dtypes)} and {len(shapes)}.",
             param="names",
             code="invalid_value",

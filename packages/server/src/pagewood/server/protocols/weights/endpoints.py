@@ -106,6 +106,11 @@ class WeightEndpoints:
                 },
             ),
             operation(
+                name="ShutdownWeightTransferEngine",
+                path="/shutdown_weight_transfer_engine",
+                endpoint=self.leave_transfer,
+            ),
+            operation(
                 name="StartWeightUpdate",
                 path="/start_weight_update",
                 endpoint=self.start,
@@ -278,6 +283,12 @@ class WeightEndpoints:
         service = self.models.chosen(request)
         said = await self.models.reader.read(request, parser(bodies.Transfer))
         return await self._join(service, said.init_info, name=_TRANSFER)
+
+    async def leave_transfer(self, request: Request) -> Response:
+        """Leave the group of a trainer, as vLLM does."""
+        return await self._told(
+            self.models.chosen(request), LeaveGroup(request_id=new_request_id("req"), name=_TRANSFER)
+        )
 
     async def start(self, request: Request) -> Response:
         """Announce an update in parts, as vLLM does. Parts that were not finished are replaced tensor by tensor."""
@@ -457,6 +468,7 @@ class WeightEndpoints:
                 param="rank_offset",
                 code="invalid_value",
             )
+        transfer = said if isinstance(said, bodies.TransferInfo) else None
         return await self._told(
             service,
             JoinGroup(
@@ -467,6 +479,8 @@ class WeightEndpoints:
                 first_rank=said.rank_offset,
                 world_size=said.world_size,
                 backend=said.backend,
+                is_transfer=transfer is not None,
+                packed_bytes=transfer.packed_buffer_size_bytes if transfer is not None and transfer.packed else 0,
             ),
         )
 
