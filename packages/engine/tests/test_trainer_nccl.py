@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch import distributed
 
 from cuda_ranks import use_stand_ins
 from group_in_threads import ranks_are_threads
@@ -35,6 +35,7 @@ from stand_ins.recording_device import RecordingDevice
 from tiny_models import model_folder
 from weight_bench import Scores, WeightBench, close, tensors_of, write_tensors
 
+dist: Any = distributed
 SMALL: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_running": 4, "chunked_prefill_size": 16}
 PROMPT = list(range(3, 33))
 
@@ -177,7 +178,7 @@ def test_a_trainer_that_is_gone_is_an_error(library: NCCLLibrary, monkeypatch: p
     monkeypatch.setattr(trainer_groups, "_JOIN_S", 0.5)
     monkeypatch.setattr(trainer_groups, "_RECEIVE_S", 0.5)
     groups, port = TrainerGroups(torch.device("cpu")), free_port()
-    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     with pytest.raises(GroupError, match="cannot be joined"):  # no id in the store
         groups.join(joining(port), rank=0)
     store.set(ID_KEY, pickle.dumps("none"))

@@ -266,8 +266,16 @@ def test_what_cannot_be_combined_is_refused_by_name(pair: Pair, tmp_path: Path) 
         UpdateWeights(request_id="", folder="a", old_kv="mix")  # pyright: ignore[reportArgumentType]
 
 
-def test_ranks_change_at_the_same_step(pair: Pair, tmp_path: Path) -> None:
-    options = {"tensor_parallel_size": 2, "num_threads": 2}
+RANKS: dict[str, dict[str, Any]] = {
+    "ranks": {"tensor_parallel_size": 2},
+    "stages": {"pipeline_parallel_size": 2},
+    "by request": {"tensor_parallel_size": 2, "enable_dp_attention": True},
+}
+
+
+@pytest.mark.parametrize("kind", ["ranks", *(pytest.param(one, marks=pytest.mark.slow) for one in list(RANKS)[1:])])
+def test_ranks_change_at_the_same_step(kind: str, pair: Pair, tmp_path: Path) -> None:
+    options = {**RANKS[kind], "num_threads": 2}
     with WeightBench(pair.old, **options) as bench:
         before = bench.scores()
         name = bench.submit(PROMPTS[0], num_tokens=60)

@@ -163,12 +163,16 @@ def test_drafters_sleep_too(kind: str, pair: Pair, parts: list[CUDAPart]) -> Non
         assert known.end is not None
         return [known.scores], known.end.num_accepted_tokens
 
+    def own_bytes() -> int:
+        return sum(one.nbytes() for one in parts[0]._of_drafter._storages)
+
     with bench(folder, **options, speculative_model=str(folder) if kind == "draft" else None) as own:
         before = accepted(own)
         assert before[1] > 10 or kind == "eagle"
+        assert (own_bytes() > 0) == (kind == "draft")
         assert own.tell(sleep_at(2, "sleep")).refusal is None
         assert held(parts[0]) == (0, 0)
-        assert not sum(one.nbytes() for one in parts[0]._of_drafter._storages)
+        assert own_bytes() == 0
         assert own.tell(WakeUp(request_id="wake")).refusal is None
         assert own.update(folder=str(folder)) is None
         after = accepted(own)
@@ -180,7 +184,7 @@ def test_prefixes_in_a_host_cache_outlive_sleep(
     pair: Pair, parts: list[CUDAPart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies find the memory of KV where it is afterwards, and nothing that other weights have computed."""
-    stream = SimpleNamespace(queueing=nullcontext, wait=lambda: None)
+    stream: Any = SimpleNamespace(queueing=nullcontext, wait=lambda: None)
 
     def staged(memory: PageMemory) -> StagedPages:
         layers = [memory.blocks(layer) for layer in range(memory.layout.num_layers)]

@@ -19,6 +19,7 @@ from group_in_threads import ranks_are_threads
 from node_threads import following, over_nodes
 from noted_drafts import Notes, check_alike, drafts_noted
 from pagewood.engine.assembly.cuda.build import build_on
+from pagewood.engine.weight_commands import Sleep, WakeUp
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
 from tiny_models import VOCAB_SIZE, head_folder, model_folder
@@ -118,6 +119,9 @@ def test_tokens_are_those_of_a_new_engine(name: str, monkeypatch: pytest.MonkeyP
         with way.bench(0) as own:
             before = told(own)
             assert not close(before, expected)
+            assert own.tell(Sleep(request_id="sleep", tags=("weights",))).refusal is None
+            assert own.tell(WakeUp(request_id="wake")).refusal is None
+            assert close(told(own), before)
             refusal = own.update(files=(write_tensors(tmp_path / "wrong.safetensors", wrong),))
             assert refusal is not None
             assert "must have shape" in refusal.message

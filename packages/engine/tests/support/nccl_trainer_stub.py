@@ -14,12 +14,15 @@ import ctypes
 import pickle
 import sys
 from datetime import timedelta
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import distributed
 
 from stand_ins.nccl_library import DTYPES, NCCLLibrary
+
+dist: Any = distributed
 
 
 class ncclUniqueId(ctypes.Structure):
@@ -30,9 +33,7 @@ class ncclUniqueId(ctypes.Structure):
 
 if __name__ == "__main__":
     port, world_size, file, packed_bytes = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    store = distributed.TCPStore(
-        "127.0.0.1", port, world_size, is_master=True, timeout=timedelta(seconds=60), use_libuv=False
-    )
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=True, timeout=timedelta(seconds=60), use_libuv=False)
     library, own, comm = NCCLLibrary(), ncclUniqueId(), ctypes.c_void_p()
     library.ncclGetUniqueId(ctypes.byref(own))
     store.set("broadcast_from/0/0", pickle.dumps(own))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+dist: Any = distributed
 DTYPES = {
     1: torch.uint8, 2: torch.int32, 4: torch.int64, 6: torch.float16, 7: torch.float32, 8: torch.float64,
     9: torch.bfloat16,
@@ -61,7 +62,7 @@ class NCCLLibrary:
     def ncclGetUniqueId(self, found: Any) -> int:
         with socket.create_server(("127.0.0.1", 0)) as one:
             port = one.getsockname()[1]
-        self._stores.append(distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False))
+        self._stores.append(dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False))
         text = str(port).encode().ljust(128, b"\xff")
         ctypes.memmove(ctypes.addressof(found._obj), text, 128)
         return SUCCESS
@@ -84,8 +85,8 @@ class NCCLLibrary:
         port = int(bytes(unique_id).rstrip(b"\xff"))
 
         def begin() -> None:
-            store = distributed.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
-            kind: Any = distributed.ProcessGroupGloo
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+            kind: Any = dist.ProcessGroupGloo
             options = kind._Options()
             options._devices = [kind.create_device(hostname="127.0.0.1")]  # not ours
             options._timeout = timedelta(seconds=30)  # not ours
@@ -105,7 +106,7 @@ class NCCLLibrary:
         assert source.value in (None, target.value)  # of rank 0 only
         self.calls.append(("broadcast", size.value, DTYPES[dtype.value], root.value))
         own, memory = self._comms[comm.value], _memory(target, size, dtype)
-        return own.work(lambda: own.group.broadcast([memory], distributed.BroadcastOptions()).wait())
+        return own.work(lambda: own.group.broadcast([memory], dist.BroadcastOptions()).wait())
 
     def ncclCommGetAsyncError(self, comm: Any, state: Any) -> int:
         state._obj.value = self._comms[comm.value].state

@@ -225,7 +225,7 @@ def _runner(
         )
         mark = rank.loaded.mark + f", stages begin at {begin.cuts}" * bool(begin.cuts)
         pages = followed_pages(config, digest, rank.memory, mark=mark, part=part, states=rank.state_memory, talk=talk)
-    adapters, weights = None, ModelWeights(folder, CPUPart(rank))
+    adapters, weights = None, ModelWeights(folder, CPUPart(rank, number=begin.rank))
     if rank.adapters is not None:
         from pagewood.engine.assembly.adapter_pool import adapter_folders
         from pagewood.engine.runner.ranks.ranked_adapters import FollowedAdapters

@@ -7,6 +7,7 @@ from functools import partial
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.cpu.rank import CPURank
+from pagewood.engine.model_folder.folder import FoundDrafter
 from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cpu.weights.matrix_memory import StoredMatrices
 from pagewood.engine.weight_commands import Sleep, WakeUp
@@ -14,19 +15,16 @@ from pagewood.kvpool.system_pages import can_return_pages
 
 
 class CPUPart:
-    """Satisfies `assembly.model_weights.ModelPart` for the model of a rank."""
+    """Satisfies `assembly.model_weights.ModelPart` for the model of a rank, which has a `number` among all."""
 
-    __slots__ = ("_rank", "_stored")
+    __slots__ = ("_rank", "_stored", "rank")
 
-    def __init__(self, rank: CPURank) -> None:
+    def __init__(self, rank: CPURank, *, number: int = 0) -> None:
+        self.rank = number
+        """Number of the process among the ranks of the model."""
         self._rank = rank
         self._stored: StoredMatrices | None = None
         """The weights while they sleep."""  # written by: sleep, wake
-
-    @property
-    def rank(self) -> int:
-        """Number of the process among the ranks of the model."""
-        return self._rank.loaded.model.shard.rank
 
     @property
     def has_chosen_form(self) -> bool:
@@ -76,15 +74,11 @@ class CPUPart:
             self._stored.close()
 
 
-def why_fixed(config: EngineConfig) -> str | None:
-    """Return why the weights of an engine on a CPU cannot be updated, or None."""
-    refused: list[tuple[bool, str]] = [
-        (config.speculative in ("draft", "eagle"), f"speculative is {config.speculative}"),
-        (config.pipeline_parallel_size > 1, f"pipeline_parallel_size is {config.pipeline_parallel_size}"),
-        (config.enable_dp_attention, "enable_dp_attention is True"),
-        (config.decision_log is not None, "decision_log does not keep when updates have been read"),
-    ]
-    return next((reason for is_so, reason in refused if is_so), None)
+def why_fixed(config: EngineConfig, drafter: FoundDrafter | None) -> str | None:
+    """Return why the weights of an engine on a CPU, with what drafts for it, cannot be updated, or None."""
+    if drafter is not None and drafter.folder is not None:
+        return f"speculative is {config.speculative}, with the {drafter.kind} in {drafter.folder}"
+    return None if config.decision_log is None else "decision_log does not keep when updates have been read"
 
 
 def why_awake(config: EngineConfig) -> str | None:
