@@ -465,7 +465,8 @@ def build_cuda_runner(
         cuda_ops, flashinfer, where, batch_invariant=config.batch_invariant, exchange=exchange,
         fused_experts=fused_experts,
     )  # fmt: skip
-    ops, plain = make_ops(adapters=adapters), make_ops()
+    ops = make_ops(adapters=adapters)
+    plain = ops if adapters is None else make_ops()  # of drafters, and of weights that are read again
     found = drafter_of(config, folder)
     relay = None if rank is None else rank.relay
     load = partial(
