@@ -5,6 +5,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ from pagewood.engine import LLM, AsyncLLM, SamplingParams
 from pagewood.engine.api import Flush, Pause, Resume
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.models.stored.updated_tensors import INDICES, VALUES
+from pagewood.engine.runner.cpu import runner as cpu_runner
+from pagewood.engine.runner.cpu.drafts import drafting
+from pagewood.engine.runner.cpu.drafts.drafting import exchanged
 from pagewood.engine.runner.cpu.runner import CPURunner
 from pagewood.engine.weight_commands import JoinGroup, LeaveGroup, NameVersion, Received, UpdateWeights
+from tiny_models import head_folder
+from tiny_models import model_folder as tiny_model
 from weight_bench import PROMPTS, Pair, WeightBench, fresh_scores, make_pair, tensors_of, trainer, write_tensors
 
 
@@ -162,7 +168,7 @@ def test_a_wrong_update_leaves_the_old_weights(pair: Pair, tmp_path: Path) -> No
 
 
 def test_an_exchange_that_fails_leaves_the_old_weights(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: CPURunner, model: Any) -> None:
+    def fail(self: CPURunner, model: Any, parts: Any) -> None:
         raise MemoryError("no room")
 
     with WeightBench(pair.old) as bench:
@@ -201,6 +207,78 @@ def test_running_requests_go_on(overlap: bool, options: dict[str, Any], pair: Pa
         assert hit.end is not None
         assert hit.end.num_cached_tokens > 0
         assert hit.scores == again.scores
+
+
+RANKS: dict[str, dict[str, Any]] = {
+    "ranks": {"tensor_parallel_size": 2},
+    "stages": {"pipeline_parallel_size": 2},
+    "by request": {"tensor_parallel_size": 2, "enable_dp_attention": True},
+}
+STAGES, BY_REQUEST = RANKS["stages"], RANKS["by request"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [
+        ("draft", {}),
+        ("mtp", {}),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("eagle", {}), ("eagle", STAGES), ("draft", STAGES), ("eagle", BY_REQUEST))
+        ),
+    ],
+)
+def test_drafts_go_on_for_the_new_weights(
+    kind: str, ranks: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many are accepted as in a new engine: all of a draft model that is the target then. Nothing is half done."""
+    old, new = (
+        tiny_model("glm4-moe" if kind == "mtp" else "llama", seed=seed, has_mtp=kind == "mtp") for seed in (0, 1)
+    )
+    drafter = {"draft": str(new), "eagle": str(head_folder("llama")), "mtp": None}[kind]
+    options: dict[str, Any] = {
+        "speculative": "draft" if kind == "draft" else "eagle", "speculative_model": drafter,
+        "speculative_control": "fixed", "speculative_num_tokens": 3, "num_threads": 1 + bool(ranks), **ranks,
+    }  # fmt: skip
+
+    def answered(bench: WeightBench) -> list[tuple[Any, int]]:
+        names = [bench.submit([token % 60 for token in prompt], num_tokens=40) for prompt in PROMPTS]
+        return [(one.scores, -1 if one.end is None else one.end.num_accepted_tokens) for one in bench.run(*names)]
+
+    with WeightBench(new, **options) as other:
+        expected = answered(other)
+        assert kind != "draft" or sum(num for _, num in expected) > 50
+    with WeightBench(old, **options) as bench:
+        before = answered(bench)
+        assert before != expected
+        if not ranks:
+            with monkeypatch.context() as patch:
+                patch.setattr(cpu_runner, "exchanged", full_memory)
+                refusal = bench.update(folder=str(new))
+            assert refusal is not None
+            assert "no room" in refusal.message
+        running = bench.submit([token % 60 for token in PROMPTS[0]], num_tokens=60)
+        while len(bench.known[running].versions if running in bench.known else ()) < 10:
+            bench.step()
+        assert bench.update(folder=str(new), version="b", old_kv="recompute") is None
+        [mixed] = bench.run(running)
+        at = mixed.versions.index("b")
+        assert mixed.versions == [""] * at + ["b"] * (60 - at)
+        assert mixed.scores[:at] == before[0][0][:at]
+        assert answered(bench) == expected
+        assert bench.update(folder=str(old)) is None
+        assert answered(bench) == before
+        assert bench.engine.violation() is None
+
+
+def full_memory(drafter: drafting.ProgramDrafter, parts: drafting.DrafterParts, write: Callable[[], object]) -> object:
+    """Do what `exchanged` does where there is no memory for the program."""
+    del write
+
+    def fail() -> object:
+        raise MemoryError("no room")
+
+    return exchanged(drafter, parts, fail)
 
 
 def test_what_becomes_of_the_old_kv(pair: Pair) -> None:
@@ -264,13 +342,6 @@ def test_what_cannot_be_combined_is_refused_by_name(pair: Pair, tmp_path: Path) 
         UpdateWeights(request_id="", folder="a", files=("b",))
     with pytest.raises(ValueError, match="old_kv must be"):
         UpdateWeights(request_id="", folder="a", old_kv="mix")  # pyright: ignore[reportArgumentType]
-
-
-RANKS: dict[str, dict[str, Any]] = {
-    "ranks": {"tensor_parallel_size": 2},
-    "stages": {"pipeline_parallel_size": 2},
-    "by request": {"tensor_parallel_size": 2, "enable_dp_attention": True},
-}
 
 
 @pytest.mark.parametrize("kind", ["ranks", *(pytest.param(one, marks=pytest.mark.slow) for one in list(RANKS)[1:])])

@@ -254,11 +254,7 @@ def _engine(
     allocator = None if num_pools > 1 else page_allocator(config.resolved(), info)
     source = ModelWeights(parts.folder, CPUPart(rank))
     tail = read_vector_tail(parts.folder, parts.model.hidden_size)
-    reason = (
-        why_fixed(config, rank.found_drafter)
-        if tail is None
-        else "vectors of the model go through further modules of its folder"
-    )
+    reason = why_fixed(config) if tail is None else "vectors of the model go through further modules of its folder"
     adapters = None if rank.adapters is None else adapter_pool(config, rank.adapters, parts.folder, group, source)
     weights = ServedWeights(
         source if group is None else RankedWeights(source, group),

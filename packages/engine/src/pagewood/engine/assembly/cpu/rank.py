@@ -156,7 +156,7 @@ class CPURank:
                 f"activations must be auto or float32 unless weights are bfloat16, and with weights {config.weights!r} "
                 f"those of this model are {_described(variants)}, got 'bfloat16'"
             )
-        self._drafter: LoadedDrafter | None = None
+        self._drafter: LoadedDrafter | None = None  # written by: exchange
         is_here = head is None or stage is None or stage.is_last  # a head is in the last stage only
         if is_here and self._found is not None and self._found.folder is not None:
             outlives = config.disk_cache_path is not None or config.remote_cache is not None
@@ -208,8 +208,8 @@ class CPURank:
         self.memory: PageMemory | None = None
         """The memory of pages, or of their frames."""  # written by: allocate
 
-    def load_again(self, files: TensorFiles) -> LoadedModel:
-        """Return the model with the tensors of `files`, on one thread.
+    def load_again(self, files: TensorFiles) -> tuple[LoadedModel, LoadedDrafter | None]:
+        """Return the model with the tensors of `files`, on one thread, and what drafts for it.
 
         Raises:
             ValueError: they are not those of the model, or in forms for which no kernels are loaded.
@@ -220,13 +220,13 @@ class CPURank:
                 f"weights must have the forms of those that the engine began with, {_described(self._variants)}, "
                 f"got {_described(loaded.variants)}"
             )
-        return loaded
+        return loaded, None if self._drafter is None else self._drafter.again(loaded.model, files)
 
-    def exchange(self, loaded: LoadedModel) -> None:
+    def exchange(self, loaded: LoadedModel, drafter: LoadedDrafter | None) -> None:
         """Compute later steps with what `load_again` has returned; no step is in flight."""
         assert self._runner is not None
-        self._runner.exchange_model(loaded.model)
-        self.loaded = loaded
+        self._runner.exchange_model(loaded.model, None if drafter is None else drafter.parts)
+        self.loaded, self._drafter = loaded, drafter
 
     @property
     def has_chosen_form(self) -> bool:

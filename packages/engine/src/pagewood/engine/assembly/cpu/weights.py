@@ -7,7 +7,6 @@ from functools import partial
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.cpu.rank import CPURank
-from pagewood.engine.model_folder.folder import FoundDrafter
 from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cpu.weights.matrix_memory import StoredMatrices
 from pagewood.engine.weight_commands import Sleep, WakeUp
@@ -33,16 +32,20 @@ class CPUPart:
 
     def load_again(self, files: TensorFiles) -> Callable[[], None]:
         """Read the model with the tensors of `files`; return what computes later steps with them."""
-        return partial(self._rank.exchange, self._rank.load_again(files))
+        return partial(self._rank.exchange, *self._rank.load_again(files))
 
     def checksums(self) -> list[str]:
         """Return digests of the matrices in memory."""
         return self._rank.loaded.memory.checksums()
 
     def sleep(self, command: Sleep) -> Callable[[], None]:
-        """Write weights to a file, unless they are dropped; return what gives memory back."""
+        """Write weights to a file, unless they are dropped; return what gives memory back.
+
+        A drafter stays where it is if they are dropped, because an update need not bring its weights.
+        """
         rank = self._rank
-        memories = [rank.loaded.memory, rank.drafter_matrices] if "weights" in command.tags else []
+        memories = [rank.loaded.memory] if "weights" in command.tags else []
+        memories += [rank.drafter_matrices] if memories and not command.drops_weights else []
         stored = StoredMatrices(memories) if memories and not command.drops_weights else None
 
         def give_back() -> None:
@@ -74,10 +77,8 @@ class CPUPart:
             self._stored.close()
 
 
-def why_fixed(config: EngineConfig, drafter: FoundDrafter | None) -> str | None:
-    """Return why the weights of an engine on a CPU, with what drafts for it, cannot be updated, or None."""
-    if drafter is not None and drafter.folder is not None:
-        return f"speculative is {config.speculative}, with the {drafter.kind} in {drafter.folder}"
+def why_fixed(config: EngineConfig) -> str | None:
+    """Return why the weights of an engine on a CPU cannot be updated, or None."""
     return None if config.decision_log is None else "decision_log does not keep when updates have been read"
 
 

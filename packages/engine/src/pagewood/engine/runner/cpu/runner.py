@@ -33,7 +33,13 @@ from pagewood.engine.observe.profiling import Span
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, collect, find_live, open_gate, update
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.drafts.ahead import HeldDrafts, drafts_of, grants_ahead
-from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts, LookupDrafter, ProgramDrafter
+from pagewood.engine.runner.cpu.drafts.drafting import (
+    DraftCounts,
+    DrafterParts,
+    LookupDrafter,
+    ProgramDrafter,
+    exchanged,
+)
 from pagewood.engine.runner.cpu.drafts.row_lookup import RowLookup
 from pagewood.engine.runner.cpu.program import reports
 from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
@@ -424,22 +430,23 @@ class CPURunner:
         step = _Step(batch=batch, grants=grants, samples=False)
         return self._handle(step, self._worker.submit(partial(self._all_logits, step))).wait()
 
-    def exchange_model(self, model: Decoder[Buffer]) -> None:
+    def exchange_model(self, model: Decoder[Buffer], parts: DrafterParts | None) -> None:
         """Compute later steps with a model that differs in its weights only, and wait until it is so.
 
-        No step may be in flight. Nothing changes if there is no memory for its program.
+        No step may be in flight. Nothing changes if there is no memory for its program. A drafter gets `parts`.
 
         Raises:
             MemoryError: that is so.
         """
-        self._worker.submit(partial(self._exchange, model)).take()
+        self._worker.submit(partial(self._exchange, model, parts)).take()
 
-    def _exchange(self, model: Decoder[Buffer]) -> None:
-        assert self._drafter is None
+    def _exchange(self, model: Decoder[Buffer], parts: DrafterParts | None) -> None:
         writer = replace(self._writer, model=model)
-        program = writer.write(self._plain.program.capacity)
-        self._model, self._writer = model, writer
-        self._plain = self._full = self._now = program
+        plain = full = writer.write(self._plain.program.capacity)
+        if self._drafter is not None and parts is not None:
+            write = partial(writer.write, self._full.program.capacity, drafter=self._drafter)
+            full = exchanged(self._drafter, parts, write)
+        self._model, self._writer, self._plain, self._full, self._now = model, writer, plain, full, full
 
     def _keep_inner(self) -> None:
         """Keep the inner rows of this step and of all later ones to its end."""

@@ -21,7 +21,7 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.compiled.drafting import passes
 from pagewood.engine.runner.cpu.compiled.drafting.chains import Entry, Tally, lay_out_chains, plan_model
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
-from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
+from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts, DrafterParts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, attention_over
 from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass
@@ -137,6 +137,12 @@ class DraftModel:
         tape.write(passes.fill, verify.scope.sampled, scope=verify.scope, shift=0)
         self._indices = np.array(indices, np.int64)
         return self._held
+
+    def exchange(self, parts: DrafterParts) -> DrafterParts:
+        """Draft for another target with the same weights as before; see `ProgramDrafter`."""
+        before = DrafterParts(target=self._target, model=self._model, root=self._slots.root)
+        self._target = parts.target  # written by: exchange
+        return before
 
     def record_target(
         self,

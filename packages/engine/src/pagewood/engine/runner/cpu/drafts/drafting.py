@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
+from pagewood.engine.models.decoder import Decoder
+from pagewood.engine.models.head import Head
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.division import DividedPass
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass
 from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
+
+T = TypeVar("T")
 
 
 class LookupDrafter(Protocol):
@@ -61,6 +67,16 @@ class DraftCounts(NamedTuple):
     """Times that a row went on with a shorter context, because slots were not valid and could not be computed again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterParts:
+    """What a drafter drafts with that changes with the weights of its target."""
+
+    target: Decoder[Buffer]
+    model: Decoder[Buffer] | Head[Buffer]
+    root: int
+    """Stands for the weights on which the KV of the drafter depends, see `ValidSlots`."""
+
+
 class ProgramDrafter(Protocol):
     """Drafts with a model, by instructions of the runner's program.
 
@@ -77,6 +93,13 @@ class ProgramDrafter(Protocol):
     @property
     def counts(self) -> DraftCounts:
         """What the drafter found in its KV memory, since it was made; `plan` counts."""
+        ...
+
+    def exchange(self, parts: DrafterParts) -> DrafterParts:
+        """Draft with other weights, or for those of another target; return what it had before.
+
+        The program is written anew afterwards.
+        """
         ...
 
     def plan(self, batch: Batch, grants: Grants | None) -> None:
@@ -137,3 +160,17 @@ class ProgramDrafter(Protocol):
             DONE, or TOO_LARGE after writing to `counts` how much is needed; it is then called again.
         """
         ...
+
+
+def exchanged(drafter: ProgramDrafter, parts: DrafterParts, write: Callable[[], T]) -> T:
+    """Return the program that `write` writes with other parts of a drafter, which keeps its own if there is no memory.
+
+    Raises:
+        MemoryError: that is so.
+    """
+    before = drafter.exchange(parts)
+    try:
+        return write()
+    except MemoryError:
+        drafter.exchange(before)
+        raise

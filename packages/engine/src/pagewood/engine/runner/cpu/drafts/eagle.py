@@ -30,7 +30,7 @@ from pagewood.engine.runner.cpu.compiled.drafting.chains import (
     plan_head,
 )
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
-from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts
+from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts, DrafterParts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, attention_over
 from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass
@@ -221,6 +221,13 @@ class EagleDrafter:
         tape.write(passes.fill, verify.scope.sampled, scope=verify.scope, shift=0)
         self._indices = np.array(indices, np.int64)
         return self._held
+
+    def exchange(self, parts: DrafterParts) -> DrafterParts:
+        """Read the states of another target, whose requests get slots of their own; see `ProgramDrafter`."""
+        assert isinstance(parts.model, Head)
+        before = DrafterParts(target=self._target, model=self._head, root=self._slots.root)
+        self._target, self._head, self._slots.root = parts.target, parts.model, parts.root  # written by: exchange
+        return before
 
     def record_target(
         self,

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeAlias
 
 from pagewood.engine.api import ActivationFormat, Progress, WeightFormat
 from pagewood.engine.model_folder.folder import FoundDrafter
@@ -18,11 +20,12 @@ from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
+from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cpu.compiled.instruction import Unit
 from pagewood.engine.runner.cpu.compiled.products.packed_weights import ProductLevel
 from pagewood.engine.runner.cpu.compiled.products.weight_kind import WeightKind
 from pagewood.engine.runner.cpu.drafts.draft_model import DraftModel
-from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
+from pagewood.engine.runner.cpu.drafts.drafting import DrafterParts, ProgramDrafter
 from pagewood.engine.runner.cpu.drafts.eagle import EagleDrafter
 from pagewood.engine.runner.cpu.drafts.valid_slots import drafter_layouts
 from pagewood.engine.runner.cpu.program.division import RequestDivision
@@ -36,6 +39,8 @@ from pagewood.engine.runner.cpu.weights.packer import Packer
 from pagewood.engine.runner.storage import AnyLayout, AnyStorage, storage_for
 from pagewood.kvpool import JointLayout
 from pagewood.kvpool.memory import PageMemory, SharedBytes, allocate, allocate_joint
+
+ReadHead: TypeAlias = Callable[[Decoder[Buffer], TensorFiles | None], tuple[Head[Buffer], CPUOps, MatrixMemory]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,23 @@ class LoadedDrafter:
     """Stands for the drafter's weights in the tags of slots, 64 signed bits."""
     matrices: MatrixMemory
     """The memory of its own matrices."""
+    read_head: ReadHead | None = None
+    """Reads a head again; None: it is a draft model."""
+
+    def again(self, target: Decoder[Buffer], files: TensorFiles) -> LoadedDrafter:
+        """Return it for a target with the tensors of `files`; a head in the target's own folder is read from these.
+
+        Errors are those of `load_head`.
+        """
+        if self.read_head is None:
+            return replace(self, target=target)
+        head, _, matrices = self.read_head(target, files)
+        return replace(self, target=target, model=head, matrices=matrices, root=_root(None, None, mark=""))
+
+    @property
+    def parts(self) -> DrafterParts:
+        """What changes with the weights of the target."""
+        return DrafterParts(target=self.target, model=self.model, root=self.root)
 
     @property
     def memory(self) -> DrafterMemory:
@@ -183,7 +205,7 @@ def load_drafter(
     digest = ModelDigest(found.folder)
     variants: frozenset[tuple[WeightKind, ProductLevel]] = frozenset()
     units: Collection[Unit] = ()
-    mark = target_mark
+    mark, read_head = target_mark, None
     if found.kind == "draft":
         check_draft(found.folder, target_folder)
         loaded = load_cpu_model(
@@ -199,15 +221,32 @@ def load_drafter(
         model, variants, mark = loaded.model, loaded.variants, loaded.mark
         units, matrices = loaded.units, loaded.memory
     else:
-        packer = Packer("float32")
-        ops = CPUOps(packer, exchange=exchange)
-        model = load_head(found.folder, target, ops, progress=progress)
-        variants, units, matrices = frozenset(ops.variants), tuple(ops.units), MatrixMemory.of(packer)
+        read_head = partial(_read_head, found.folder, target_folder, exchange)
+        model, ops, matrices = read_head(target, None, progress=progress)
+        variants, units = frozenset(ops.variants), tuple(ops.units)
     if target_digest is not None:
         digest.begin()
     known = digest.known() if target_digest is None or target.shard.is_whole else digest.wait()  # the same on all ranks
     root = _root(known, target_digest, mark=f"{found.kind}{mark}")
-    return LoadedDrafter(model=model, target=target, variants=variants, units=units, root=root, matrices=matrices)
+    return LoadedDrafter(
+        model=model, target=target, variants=variants, units=units, root=root, matrices=matrices, read_head=read_head
+    )
+
+
+def _read_head(
+    folder: Path,
+    target_folder: Path,
+    exchange: Exchange | None,
+    target: Decoder[Buffer],
+    files: TensorFiles | None,
+    *,
+    progress: Progress | None = None,
+) -> tuple[Head[Buffer], CPUOps, MatrixMemory]:
+    """Read a head from its folder, or from the `files` of its target if that is its folder too."""
+    packer = Packer("float32")
+    ops = CPUOps(packer, exchange=exchange)
+    own = files if folder == target_folder else None
+    return load_head(folder, target, ops, progress=progress, files=own), ops, MatrixMemory.of(packer)
 
 
 def _root(digest: bytes | None, target_digest: bytes | None, *, mark: str) -> int:

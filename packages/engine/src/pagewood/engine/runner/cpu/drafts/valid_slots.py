@@ -43,7 +43,7 @@ class ValidSlots:
     some before `begins`. Pages of a running row do not change, so these slots are still valid.
     """
 
-    __slots__ = ("_root", "begins", "chains", "page_size", "positions", "tags", "work")
+    __slots__ = ("begins", "chains", "page_size", "positions", "root", "tags", "work")
 
     def __init__(self, memory: PageMemory, rows: RowTables, *, root: int) -> None:
         """Follow the tags in `memory`, which has the layout `tag_layout`.
@@ -57,7 +57,8 @@ class ValidSlots:
         num_rows = len(rows.lengths)
         self.page_size: int = array.shape[1]
         self.tags: NDArray[np.int64] = array.numpy().reshape(-1).view(np.int64)  # contents written by: the program
-        self._root = root
+        self.root = root
+        """The hash of no tokens of later requests."""  # written by: exchange
         self.chains: NDArray[np.int64] = np.full(num_rows, root, np.int64)  # contents written by: begin, follow, plans
         """Hash of the tokens of each row before its position."""
         self.work: NDArray[np.int64] = np.zeros(num_rows, np.int64)  # contents written by: plans, the program
@@ -91,7 +92,7 @@ class ValidSlots:
 
     def begin(self, row: int) -> None:
         """Note that a row has a new request."""
-        self.chains[row] = self._root
+        self.chains[row] = self.root
         self.positions[row] = self.begins[row] = 0
 
     def record(self, one: Pass) -> None:
