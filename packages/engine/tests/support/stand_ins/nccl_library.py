@@ -28,7 +28,7 @@ class _Comm:
     """A communicator: its group, when all ranks have come, and what is in progress."""
 
     def __init__(self) -> None:
-        self.group: Any = None
+        self.group: Any = None  # written by: nccl_library
         self.working: threading.Thread | None = None
         self.state = SUCCESS
 
@@ -81,7 +81,7 @@ class NCCLLibrary:
         own = _Comm()
         number = next(self._numbers)
         self._comms[number] = own
-        comm._obj.value = number
+        comm._obj.value = number  # not ours
         port = int(bytes(unique_id).rstrip(b"\xff"))
 
         def begin() -> None:
@@ -109,7 +109,7 @@ class NCCLLibrary:
         return own.work(lambda: own.group.broadcast([memory], dist.BroadcastOptions()).wait())
 
     def ncclCommGetAsyncError(self, comm: Any, state: Any) -> int:
-        state._obj.value = self._comms[comm.value].state
+        state._obj.value = self._comms[comm.value].state  # not ours
         return SUCCESS
 
     def ncclCommAbort(self, comm: Any) -> int:

@@ -138,7 +138,7 @@ class NCCLCommunicator:
         self.close()
         if code in (_SUCCESS, _IN_PROGRESS):
             raise RuntimeError(f"NCCL has waited for {limit_s:.0f} s")
-        self._library.ncclGetErrorString.restype = ctypes.c_char_p
+        self._library.ncclGetErrorString.restype = ctypes.c_char_p  # not ours
         raise RuntimeError(f"NCCL: {self._library.ncclGetErrorString(ctypes.c_int(code)).decode()} ({code})")
 
     def _computing(self) -> Any:

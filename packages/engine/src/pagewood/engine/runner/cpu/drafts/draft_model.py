@@ -74,7 +74,7 @@ class DraftModel:
         """
         self._division = division
         self._model = model
-        self._target = target
+        self._target = target  # written by: exchange
         self._rows = rows
         self._attention = attention_over(storage, [layer.mixer for layer in model.config.layers])
         self._rotations = Rotations(model.ropes, num_rows=len(rows.lengths))
@@ -141,7 +141,7 @@ class DraftModel:
     def exchange(self, parts: DrafterParts) -> DrafterParts:
         """Draft for another target with the same weights as before; see `ProgramDrafter`."""
         before = DrafterParts(target=self._target, model=self._model, root=self._slots.root)
-        self._target = parts.target  # written by: exchange
+        self._target = parts.target
         return before
 
     def record_target(

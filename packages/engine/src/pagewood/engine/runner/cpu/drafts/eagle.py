@@ -100,8 +100,8 @@ class EagleDrafter:
         """
         self._division = division
         layer, num_rows = head.config.layer, len(rows.lengths)
-        self._head = head
-        self._target = target
+        self._head = head  # written by: exchange
+        self._target = target  # written by: exchange
         self._rows = rows
         self._attention = attention_over(storage, [one.mixer for one in layer.layers])
         self._rotations = Rotations(head.ropes, num_rows=num_rows)
@@ -226,7 +226,7 @@ class EagleDrafter:
         """Read the states of another target, whose requests get slots of their own; see `ProgramDrafter`."""
         assert isinstance(parts.model, Head)
         before = DrafterParts(target=self._target, model=self._head, root=self._slots.root)
-        self._target, self._head, self._slots.root = parts.target, parts.model, parts.root  # written by: exchange
+        self._target, self._head, self._slots.root = parts.target, parts.model, parts.root
         return before
 
     def record_target(

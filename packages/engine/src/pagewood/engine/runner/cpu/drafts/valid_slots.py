@@ -58,7 +58,7 @@ class ValidSlots:
         self.page_size: int = array.shape[1]
         self.tags: NDArray[np.int64] = array.numpy().reshape(-1).view(np.int64)  # contents written by: the program
         self.root = root
-        """The hash of no tokens of later requests."""  # written by: exchange
+        """The hash of no tokens of later requests."""  # written by: eagle
         self.chains: NDArray[np.int64] = np.full(num_rows, root, np.int64)  # contents written by: begin, follow, plans
         """Hash of the tokens of each row before its position."""
         self.work: NDArray[np.int64] = np.zeros(num_rows, np.int64)  # contents written by: plans, the program
