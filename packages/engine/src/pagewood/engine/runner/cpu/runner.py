@@ -446,7 +446,8 @@ class CPURunner:
         if self._drafter is not None and parts is not None:
             write = partial(writer.write, self._full.program.capacity, drafter=self._drafter)
             full = exchanged(self._drafter, parts, write)
-        self._model, self._writer, self._plain, self._full, self._now = model, writer, plain, full, full
+        self._model, self._writer, self._plain = model, writer, plain
+        self._full = self._now = full
 
     def _keep_inner(self) -> None:
         """Keep the inner rows of this step and of all later ones to its end."""
