@@ -16,7 +16,6 @@ from pagewood.engine import LLM, AsyncLLM, SamplingParams
 from pagewood.engine.api import Flush, Pause, Resume
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.models.stored.updated_tensors import INDICES, VALUES
-from pagewood.engine.runner.cpu import runner as cpu_runner
 from pagewood.engine.runner.cpu.drafts import drafting
 from pagewood.engine.runner.cpu.drafts.drafting import exchanged
 from pagewood.engine.runner.cpu.runner import CPURunner
@@ -253,7 +252,7 @@ def test_drafts_go_on_for_the_new_weights(
         assert before != expected
         if not ranks:
             with monkeypatch.context() as patch:
-                patch.setattr(cpu_runner, "exchanged", full_memory)
+                patch.setattr(drafting, "exchanged", full_memory)
                 refusal = bench.update(folder=str(new))
             assert refusal is not None
             assert "no room" in refusal.message

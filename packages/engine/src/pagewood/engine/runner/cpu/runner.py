@@ -32,14 +32,8 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.observe.profiling import Span
 from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Column, Outcome, collect, find_live, open_gate, update
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
+from pagewood.engine.runner.cpu.drafts import drafting
 from pagewood.engine.runner.cpu.drafts.ahead import HeldDrafts, drafts_of, grants_ahead
-from pagewood.engine.runner.cpu.drafts.drafting import (
-    DraftCounts,
-    DrafterParts,
-    LookupDrafter,
-    ProgramDrafter,
-    exchanged,
-)
 from pagewood.engine.runner.cpu.drafts.row_lookup import RowLookup
 from pagewood.engine.runner.cpu.program import reports
 from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
@@ -66,7 +60,7 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 Array = TypeVar("Array", bound=NDArray[Any])
 Result = TypeVar("Result")
-_NOTHING = DraftCounts()
+_NOTHING = drafting.DraftCounts()
 _NONE = np.empty(0, np.int32)
 _PREPARED_BYTES = 64 << 20  # of logits, at most
 _MAX_PREPARED = 256
@@ -250,8 +244,8 @@ class CPURunner:
         max_rows: int,
         max_length: int,
         num_threads: int,
-        make_lookup: Callable[[Int32], LookupDrafter] | None = None,
-        make_drafter: Callable[[RowTables, RequestDivision | None], ProgramDrafter] | None = None,
+        make_lookup: Callable[[Int32], drafting.LookupDrafter] | None = None,
+        make_drafter: Callable[[RowTables, RequestDivision | None], drafting.ProgramDrafter] | None = None,
         max_drafts: int = 0,
         drafts_ahead: bool = False,
         processors: Mapping[str, Process] | None = None,
@@ -430,7 +424,7 @@ class CPURunner:
         step = _Step(batch=batch, grants=grants, samples=False)
         return self._handle(step, self._worker.submit(partial(self._all_logits, step))).wait()
 
-    def exchange_model(self, model: Decoder[Buffer], parts: DrafterParts | None) -> None:
+    def exchange_model(self, model: Decoder[Buffer], parts: drafting.DrafterParts | None) -> None:
         """Compute later steps with a model that differs in its weights only, and wait until it is so.
 
         No step may be in flight. Nothing changes if there is no memory for its program. A drafter gets `parts`.
@@ -440,12 +434,12 @@ class CPURunner:
         """
         self._worker.submit(partial(self._exchange, model, parts)).take()
 
-    def _exchange(self, model: Decoder[Buffer], parts: DrafterParts | None) -> None:
+    def _exchange(self, model: Decoder[Buffer], parts: drafting.DrafterParts | None) -> None:
         writer = replace(self._writer, model=model)
         plain = full = writer.write(self._plain.program.capacity)
         if self._drafter is not None and parts is not None:
             write = partial(writer.write, self._full.program.capacity, drafter=self._drafter)
-            full = exchanged(self._drafter, parts, write)
+            full = drafting.exchanged(self._drafter, parts, write)
         self._model, self._writer, self._plain = model, writer, plain
         self._full = self._now = full
 
