@@ -546,7 +546,7 @@ class CPURunner:
         drafted = _NOTHING
         if self._drafter is not None and grants.is_drafting:
             counted = self._drafter.counts
-            drafted = DraftCounts._make(map(sub, counted, self._reported))
+            drafted = drafting.DraftCounts._make(map(sub, counted, self._reported))
             self._reported = counted
         return StepResult(
             tokens=tokens[:num_tokens],
