@@ -72,7 +72,7 @@ def update(bench: Bench, name: str, folder: Path) -> Refusal | None:
     command = UpdateWeights(request_id=name, folder=str(folder), version=name, old_kv="recompute")
     bench.inbox.put(command)
     bench.step()
-    while not bench.engine._intake.has_new_weights and name not in bench.ends:  # pyright: ignore[reportPrivateUsage]
+    while not bench.engine._rest.has_new_weights and name not in bench.ends:  # pyright: ignore[reportPrivateUsage]
         time.sleep(0.001)  # without steps, which would end what runs
     bench.run_to(name)
     return bench.ends[name].refusal
