@@ -10,106 +10,27 @@ their places, with those of one pass of the reference over the whole text.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from PIL.Image import Image as Picture
 
 from pagewood.engine import LLM
-from pagewood.engine.api import Delta, EngineConfig, FinishReason, Image, PoolingParams, SamplingParams, Submit
-from pagewood.engine.build import build_engine
-from pagewood.engine.core.loop import Engine
+from pagewood.engine.api import Delta, EngineConfig, Image, PoolingParams, SamplingParams
 from pagewood.engine.images.cached_ids import cached_ids
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.observe.cache_events import CacheEvents
 from pagewood.engine.offline.arguments import PicturedPrompt
 from pagewood.radixcache.events.hashing import block_hashes
 from pagewood.radixcache.events.router import router_hash
 from pagewood.radixcache.namespaces import CacheKey
 from pictured import BEGIN, IMAGE, KINDS, Pictured, pictured, pictures
+from pictured_engine import GREEDY, Driven, bits, check, conversation, drawn, submit
 
 ALSO = ("gemma3", "qwen3")
-NO_IMAGES = ((IMAGE, -inf),)
-GREEDY = SamplingParams(temperature=0, max_tokens=5, logprobs=64, ignore_eos=True, logit_bias=NO_IMAGES)
-"""Without tokens of images, which the reference would take for some in a text that goes on behind them."""
-
-
-class Driven:
-    """An engine, and the requests that it gets."""
-
-    def __init__(self, model: Pictured, **options: Any) -> None:
-        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
-        usual: dict[str, Any] = {
-            "images": "on", "page_size": 4, "max_length": 200, "max_total_tokens": 1200, "num_threads": 1,
-            "max_running": 6,
-        }  # fmt: skip
-        config = EngineConfig(model=str(model.folder), **(usual | options))
-        self.engine: Engine = build_engine(config, inbox=self.inbox, outbox=self.outbox)
-
-    def answers(self, submits: Sequence[Submit]) -> dict[str, list[Delta]]:
-        """The deltas of requests, when all have ended."""
-        for submit in submits:
-            self.inbox.put(submit)
-        found: dict[str, list[Delta]] = {submit.request_id: [] for submit in submits}
-        pending = None
-        while any(not deltas or deltas[-1].finish is None for deltas in found.values()):
-            pending = self.engine.advance(pending)
-            for delta in self.outbox.take():
-                found[delta.request_id].append(delta)
-        while pending is not None:
-            pending = self.engine.advance(pending)
-        return found
-
-    def answer(self, tokens: Sequence[int], images: Sequence[Image], **options: Any) -> list[Delta]:
-        """The deltas of one request."""
-        return self.answers([submit("a", tokens, images, **options)])["a"]
-
-
-def submit(name: str, tokens: Sequence[int], images: Sequence[Image], **options: Any) -> Submit:
-    options = {"sampling": GREEDY, **options}
-    return Submit(
-        request_id=name,
-        tokens=torch.tensor(tokens, dtype=torch.int32).numpy().tobytes(),
-        images=tuple(images),
-        **options,
-    )
-
-
-def drawn(deltas: Sequence[Delta]) -> list[int]:
-    assert deltas[-1].finish in (FinishReason.STOP, FinishReason.LENGTH), deltas[-1].refusal
-    return [token for delta in deltas for token in delta.tokens]
-
-
-def bits(deltas: Sequence[Delta]) -> list[Any]:
-    return [one for delta in deltas for one in delta.logprobs]
-
-
-def check(model: Pictured, prompt: Sequence[int], shown: Sequence[Picture], deltas: Sequence[Delta]) -> None:
-    """Compare an answer with the reference."""
-    tokens = drawn(deltas)
-    expected = model.logprobs([*prompt, *tokens], shown)[len(prompt) - 1 :]
-    for row, one in zip(expected, bits(deltas), strict=False):
-        ids = torch.tensor([token for token, _ in one.top])
-        own = torch.tensor([logprob for _, logprob in one.top])
-        torch.testing.assert_close(own, row[ids], atol=1e-4, rtol=0)
-        row = row.index_fill(0, torch.tensor([IMAGE]), -inf)
-        assert one.token == int(row.argmax())
-
-
-def conversation(model: Pictured, shown: Sequence[Picture]) -> tuple[list[int], list[Image]]:
-    """A text with pictures among its words."""
-    images = [model.image(one) for one in shown]
-    tokens = [3, 4, 5]
-    for number, image in enumerate(images):
-        tokens += [*range(10 + 7 * number, 13 + 7 * number), *model.tokens(image), 6, 7]
-    return tokens, images
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -298,7 +219,6 @@ def test_options_that_rule_images_out_are_named() -> None:
         ({"decision_log": "/nowhere"}, "decision_log"),
         ({"tensor_parallel_size": 2, "num_threads": 2}, "ranks"),
         ({"pipeline_parallel_size": 2, "num_threads": 2}, "stages"),
-        ({"device": "cuda"}, "CUDA"),
     ]
     for options, word in ruled_out:
         with pytest.raises(ValueError, match=word):

@@ -226,6 +226,7 @@ def assemble(
         kv=kv,
         keys=CacheKeys(make=CacheKey.of, short_length=info.short_length),
         weights=weights or ServedWeights(None, why_fixed="its runner cannot change them"),
+        images=image_encoder,
     )
     intake = Intake(
         state=state,

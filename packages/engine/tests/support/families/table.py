@@ -21,7 +21,7 @@ _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "Qwen3ForCausalLM": ("Qwen 3", "norms of q and k"),
         "Olmo2ForCausalLM": ("OLMo 2", "norms behind the parts, of q and k over all heads together"),
         "Gemma3ForCausalLM": ("Gemma 3 1B", "four norms a layer; windows, with a rope of their own"),
-        "Gemma3ForConditionalGeneration": ("Gemma 3 4B to 27B", "text, and images on CPUs"),
+        "Gemma3ForConditionalGeneration": ("Gemma 3 4B to 27B", "text and images"),
         "Gemma4ForCausalLM": (
             "Gemma 4, text alone",
             "two sizes of heads; keys and values of an earlier layer, inputs of layers; or experts beside a "
@@ -32,8 +32,8 @@ _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "Gemma4UnifiedForConditionalGeneration": ("Gemma 4 12B", "the text model alone"),
         "Ministral3ForCausalLM": ("Ministral 3", "queries times a factor that grows with their position"),
         "Mistral3ForConditionalGeneration": ("Mistral Small 3.1, Ministral 3", "the text model alone"),
-        "Qwen2_5_VLForConditionalGeneration": ("Qwen 2.5 VL", "text, and images on CPUs"),
-        "Qwen3VLForConditionalGeneration": ("Qwen 3 VL", "text, and images on CPUs"),
+        "Qwen2_5_VLForConditionalGeneration": ("Qwen 2.5 VL", "text and images"),
+        "Qwen3VLForConditionalGeneration": ("Qwen 3 VL", "text and images"),
         "Qwen3VLMoeForConditionalGeneration": ("Qwen 3 VL 30B-A3B, 235B-A22B", "the text model alone"),
         "SmolLM3ForCausalLM": ("SmolLM 3", "no rotation in each fourth layer"),
         "SeedOssForCausalLM": ("Seed-OSS 36B", "biases of q, k and v"),

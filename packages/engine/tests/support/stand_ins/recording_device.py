@@ -143,8 +143,10 @@ class RecordingDevice:
                 with torch.inference_mode():
                     copy.target.copy_(copy.source)
             else:
-                is_unchanged = np.array_equal(copy.source.numpy(), copy.contents.numpy())
-                assert is_unchanged, "pinned memory was written before the device was known to have read it"
+                now, read = (one.contiguous().view(torch.uint8).numpy() for one in (copy.source, copy.contents))
+                assert np.array_equal(now, read), (
+                    "pinned memory was written before the device was known to have read it"
+                )
 
     def free_bytes(self) -> int:
         """Return the value given to the constructor."""

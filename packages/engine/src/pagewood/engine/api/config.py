@@ -175,12 +175,12 @@ class EngineConfig:
 
     # images
     images: ImageUse = "auto"
-    """Whether the model's tower for images is loaded, and computed on a CPU in float32. auto: if the model has one that
-    this package knows, and no other option rules it out; the log then says which. on: otherwise the engine is not
-    built. off: the model gets text only, and has no tower in memory."""
+    """Whether the model's tower for images is loaded: on a CPU in float32, on CUDA in `dtype`. auto: if the model has
+    one that this package knows, and no other option rules it out; the log then says which. on: otherwise the engine is
+    not built. off: the model gets text only, and has no tower in memory."""
     image_cache_gb: float = 0.25
-    """Memory for what the tower has made of images, by their contents, in units of 1e9 bytes; those used least recently
-    are dropped first. An image of a request in the engine is kept beside."""
+    """Memory of the host for what the tower has made of images, by their contents, in units of 1e9 bytes; those used
+    least recently are dropped first. An image of a request in the engine is kept beside."""
 
     # length and memory
     max_length: int | None = None
@@ -593,7 +593,6 @@ class EngineConfig:
         """Which option rules images out, as the end of a sentence; None: no option does."""
         reasons = {
             "images are off": self.images == "off",
-            "towers are computed on a CPU only, not on CUDA": self.device == "cuda",
             "model_impl is transformers": self.model_impl == "transformers",
             "several ranks compute the model": self.tensor_parallel_size > 1,
             "the model is cut into stages": self.pipeline_parallel_size > 1,

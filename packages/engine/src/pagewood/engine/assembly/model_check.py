@@ -283,7 +283,7 @@ def _cuda_runner(folder: Path, max_length: int, *, dtype: Number) -> Any:
         raise ValueError("dtype must be float16 or bfloat16 on CUDA, where FlashInfer attends, got float32")
     config = EngineConfig(
         model=str(folder), device="cuda", dtype=dtype, max_running=1, max_length=max_length, cuda_graph=False,
-        max_total_tokens=max_length + _PAGE, page_size=_PAGE,
+        max_total_tokens=max_length + _PAGE, page_size=_PAGE, images="off",
     )  # fmt: skip
     device, flashinfer = open_cuda()
     compile_kernels(kernel_needs(config, ModelConfig.from_folder(folder)))

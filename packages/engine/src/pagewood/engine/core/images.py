@@ -39,11 +39,10 @@ class PromptImages:
     all other tokens have."""
     see_each_other: bool
     """Whether each token of an image sees all tokens of that image."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the rows."""
-        return sum(one.nbytes for one in self.features)
+    sources: tuple[Image, ...]
+    """The images themselves, for other weights of the tower."""
+    version: int
+    """The `ImageEncoder.version` of the tower that has made the rows."""
 
     def marked(self, tokens: Int32, first: int) -> Int32:
         """Return the ids under which the cache has `tokens`, which lie from position `first` on."""
@@ -88,6 +87,11 @@ class Encoding(Protocol):
 class ImageEncoder(Protocol):
     """Makes rows of images in a thread of its own."""
 
+    @property
+    def version(self) -> int:
+        """How often the tower has changed; rows of an earlier one are not computed with."""
+        ...
+
     def refusal(self, prompt: Int32, images: Sequence[Image]) -> Refusal | None:
         """Return why a prompt cannot have these images, or lacks images that it has tokens of; or None."""
         ...
@@ -116,6 +120,11 @@ class NoImages:
 
     why: str
     """The end of a sentence."""
+
+    @property
+    def version(self) -> int:
+        """There is no tower to change."""
+        return 0
 
     def refusal(self, prompt: Int32, images: Sequence[Image]) -> Refusal | None:
         """Refuse all images."""

@@ -38,6 +38,7 @@ from pagewood.engine.core.queue.deadlines import Deadlines
 from pagewood.engine.core.queue.pausing import pause, pause_compiled, resume
 from pagewood.engine.core.queue.publishing import Publishing
 from pagewood.engine.core.queue.quota_queue import Quotas
+from pagewood.engine.core.queue.renewal import encode
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
@@ -282,12 +283,7 @@ class Intake:
         if self._publishing is not None and (submit.handover == "publish" or (self._ends_early and pooling is None)):
             self._publishing.add(request)
         if submit.images:
-            request.encoding = self._images.encode(
-                request.tokens[: len(prompt)],
-                submit.images,
-                namespace=submit.namespace,
-                is_wanted=lambda: not request.has_ended,
-            )
+            encode(request, submit.images, self._images)
         elif request.threshold:
             request.probe = self._kv.probe(request)
         if sampling.grammar is not None and self._compiler is not None:
@@ -323,8 +319,11 @@ class Intake:
                 if isinstance(found, Refusal):
                     deltas.append(end(self._state, self._kv, request, FinishReason.REFUSED, refusal=found))
                     continue
-                request.images = found
-                if request.threshold:
+                if found.version != self._images.version:
+                    encode(request, found.sources, self._images)
+                    continue
+                is_first, request.images = request.images is None, found
+                if request.threshold and is_first:
                     request.probe = self._kv.probe(request)
             if request.probe is not None:
                 share = self._kv.cached_share(request)

@@ -62,7 +62,7 @@ class Request:
     images: PromptImages | None = None
     """The images of its prompt, once they are encoded; None: it has none."""  # written by: intake
     encoding: Encoding | None = None
-    """Its images, while they are being encoded."""  # written by: intake
+    """Its images, while they are being encoded."""  # written by: intake, renewal
     carry: bytes
     arrival: int
     """Arrival number, unique; a preempted request keeps it."""

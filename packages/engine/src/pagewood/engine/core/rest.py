@@ -9,9 +9,10 @@ from msgspec.structs import replace as replace_fields
 
 from pagewood.engine.api import Delta, FinishReason, Pause, Refusal
 from pagewood.engine.core.cache_keys import CacheKeys
+from pagewood.engine.core.images import ImageEncoder
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.queue.pausing import resume, retract_all
-from pagewood.engine.core.queue.renewal import renew
+from pagewood.engine.core.queue.renewal import renew, show_again
 from pagewood.engine.core.queue.state import EngineState
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.retire import refuse
@@ -37,12 +38,16 @@ class Rest:
         kv: their memory.
         keys: of prefixes that the weights of the start have computed.
         weights: what the model computes with.
+        images: makes rows of images, by weights that change with them.
     """
 
-    __slots__ = ("_asleep", "_awaited", "_falling", "_kept_back", "_kv", "_paused", "_slept_before", "_state",
-        "_weights", "keys")  # fmt: skip
+    __slots__ = ("_asleep", "_awaited", "_falling", "_images", "_kept_back", "_kv", "_paused", "_slept_before",
+        "_state", "_weights", "keys")  # fmt: skip
 
-    def __init__(self, *, state: EngineState, kv: AnyKV, keys: CacheKeys, weights: ServedWeights) -> None:
+    def __init__(
+        self, *, state: EngineState, kv: AnyKV, keys: CacheKeys, weights: ServedWeights, images: ImageEncoder
+    ) -> None:
+        self._images = images
         self._state = state
         self._kv = kv
         self._weights = weights
@@ -207,13 +212,13 @@ class Rest:
             return refuse(command.request_id, refusal), 0
         if isinstance(command, CheckWeights):
             return Delta(command.request_id, finish=FinishReason.STOP, first=True, weights=weights.checksum), 0
-        num_preempted = 0
+        num_preempted = show_again(self._state, self._kv, self._images)
         self._rest()
         self._state.weight_version = weights.version
         if weights.digest != old:
             self.keys = replace(self.keys, weights=weights.digest)
             recomputes = isinstance(command, UpdateWeights) and command.old_kv == "recompute"
-            num_preempted = renew(self._state, self._kv, self.keys, recomputes=recomputes)
+            num_preempted += renew(self._state, self._kv, self.keys, recomputes=recomputes)
         return self._versioned(command.request_id), num_preempted
 
     def _pause_awaited(self) -> Delta:

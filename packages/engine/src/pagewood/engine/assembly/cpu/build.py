@@ -12,12 +12,13 @@ from pagewood.engine.assemble import assemble, page_allocator
 from pagewood.engine.assembly.adapter_pool import adapter_pool
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.cpu.encoders import for_encoder
-from pagewood.engine.assembly.cpu.images import ImageUseOfModel
 from pagewood.engine.assembly.cpu.rank import CPURank
 from pagewood.engine.assembly.cpu.weights import CPUPart, why_awake, why_fixed
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
+from pagewood.engine.assembly.images import ImageUseOfModel
 from pagewood.engine.assembly.model_weights import ModelWeights
 from pagewood.engine.assembly.named_processors import load_processors
+from pagewood.engine.assembly.part_with_tower import with_tower
 from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.assembly.ranks.expert_options import expert_change
 from pagewood.engine.assembly.ranks.nodes import gathered, threads_of_node
@@ -93,7 +94,7 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     state_bytes = 0 if model_config.states is None else model_config.states.bytes_per_page // num_ranks
     available = available_memory_bytes() // config.ranks_per_node
     state_sizes(config, model_config, page_bytes=1, state_bytes=state_bytes, available=available)  # refuses early
-    images = ImageUseOfModel.of(config, folder, model_config)
+    images = ImageUseOfModel.of(config, folder, model_config).loaded(config, folder)
     model_config.for_shard(_shard(config))  # what cannot be divided is refused before processes are started
     cuts = stage_cuts(config, folder, model_config, is_stored=config.weights == "auto")
     num_threads = threads_of_node(config)
@@ -252,7 +253,8 @@ def _engine(
         )
     mark = rank.loaded.mark + ("" if place is None else f" in {len(parts.stages)} stages: {_listed(parts.stages)}")
     allocator = None if num_pools > 1 else page_allocator(config.resolved(), info)
-    source = ModelWeights(parts.folder, CPUPart(rank))
+    own = with_tower(CPUPart(rank), encoder, parts.images.read, gives_back=False)
+    source = ModelWeights(parts.folder, own)
     tail = read_vector_tail(parts.folder, parts.model.hidden_size)
     reason = why_fixed(config) if tail is None else "vectors of the model go through further modules of its folder"
     adapters = None if rank.adapters is None else adapter_pool(config, rank.adapters, parts.folder, group, source)

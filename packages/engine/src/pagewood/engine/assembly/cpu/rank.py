@@ -16,8 +16,8 @@ import torch
 
 from pagewood.engine.api import EngineConfig, Progress
 from pagewood.engine.assembly.available_memory import available_memory_bytes
-from pagewood.engine.assembly.cpu.images import ImageUseOfModel
 from pagewood.engine.assembly.host_pages import host_pages
+from pagewood.engine.assembly.images import ImageUseOfModel
 from pagewood.engine.assembly.ranks.expert_options import expert_change, expert_rows
 from pagewood.engine.assembly.ranks.stage_place import StagePlace
 from pagewood.engine.assembly.state_sizes import StateSizes, state_sizes
@@ -55,6 +55,7 @@ from pagewood.engine.runner.cpu.populate import PopulatingRunner, Populator
 from pagewood.engine.runner.cpu.program.adapters import CPUAdapters
 from pagewood.engine.runner.cpu.program.division import RequestDivision
 from pagewood.engine.runner.cpu.program.exchange import Exchange, StepWatch
+from pagewood.engine.runner.cpu.program.images import CPUImages
 from pagewood.engine.runner.cpu.program.passes import RowTables
 from pagewood.engine.runner.cpu.program.relay import ChannelRelay
 from pagewood.engine.runner.cpu.runner import CPURunner
@@ -120,7 +121,8 @@ class CPURank:
         images: ImageUseOfModel | None = None,
     ) -> None:
         self._config = config
-        self._images = None if images is None else images.for_runner()
+        rows = None if images is None else images.of_rows(config.num_rows)
+        self._images = None if rows is None else CPUImages(rows)
         self._exchange = exchange
         self._num_threads = num_threads
         self._found = None if config.speculative == "off" else _find_drafter(config, folder)
@@ -312,7 +314,7 @@ class CPURank:
             self.layout,
             head_dims=(*self._head_dims, *(drafter.memory.config.head_dims if drafter else ())),
             sees_later=self.loaded.model.config.is_encoder,
-            sees_images=self._images is not None and self._images.see_each_other,
+            sees_images=any(one.sees_images for one in self.loaded.model.config.attentions),
             drafter=drafter.memory.memory_layout(self.layout) if drafter else None,
             packed=self._variants,
             others=self._units,

@@ -23,13 +23,15 @@ from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.adapter_pool import adapter_pool
 from pagewood.engine.assembly.cuda.adapters import cuda_adapters
-from pagewood.engine.assembly.cuda.device_budget import MIB, Budget, compute_largest_steps, largest_batch
+from pagewood.engine.assembly.cuda.device_budget import MIB, Budget, compute_largest_steps, graph_bytes, largest_batch
 from pagewood.engine.assembly.cuda.drafter import LoadedDrafter, drafter_needs, drafter_of
 from pagewood.engine.assembly.cuda.rank import CUDARank, CUDARanks, started_ranks, use_device
 from pagewood.engine.assembly.cuda.weights import CUDAPart, DeviceWeights, why_awake, why_fixed
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
+from pagewood.engine.assembly.images import ImageUseOfModel
 from pagewood.engine.assembly.model_weights import ModelWeights
 from pagewood.engine.assembly.named_processors import load_processors
+from pagewood.engine.assembly.part_with_tower import with_tower
 from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.assembly.ranks.expert_options import expert_change
 from pagewood.engine.assembly.ranks.stage_cuts import stage_cuts
@@ -45,7 +47,6 @@ from pagewood.engine.model_folder.model_digest import ModelDigest
 from pagewood.engine.model_folder.vector_tail import read_vector_tail
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.decoder import Decoder
-from pagewood.engine.models.parts.choice import AnyMixer, paged_part, recurrent_part
 from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
@@ -56,6 +57,7 @@ from pagewood.engine.runner.cuda.adapters import CUDAAdapters
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
 from pagewood.engine.runner.cuda.exchange import Exchange
 from pagewood.engine.runner.cuda.graphs import graph_sizes
+from pagewood.engine.runner.cuda.images import CUDAImages
 from pagewood.engine.runner.cuda.kernels.experts_flashinfer import FusedKernels
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, LARGE_HEAD_DIMS, LATENT_DIMS, FlashInfer
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_experts, compile_kernels
@@ -71,9 +73,6 @@ from pagewood.kvpool import JointLayout, LayerGroups
 from pagewood.kvpool.memory import PageMemory, allocate, allocate_joint
 
 _log = logging.getLogger(__name__)
-
-_WRAPPER_BYTES = 8 << 20  # integer workspace of each FlashInfer wrapper on the device
-_GRAPH_BYTES = 4 << 20  # driver memory for each captured graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +96,8 @@ class BuiltRunner:
     announces_pages: bool
     adapters: CUDAAdapters | None
     """The adapters of its projections; None: the runner has no adapters."""
+    images: ImageUseOfModel
+    """Whether it takes images, with the tower on the device."""
     weights: DeviceWeights
 
 
@@ -129,6 +130,7 @@ def _all_needs(config: EngineConfig) -> list[KernelNeeds]:
     """Return the attention kernels of a rank's part of the model and of its drafter; see `kernel_needs`."""
     folder = model_folder(config.model)
     model = expert_change(config)(ModelConfig.from_folder(folder))
+    model = ImageUseOfModel.of(config, folder, model).change(model)
     shard = Shard(0, config.tensor_parallel_size, by_request=config.enable_dp_attention)
     needs = kernel_needs(config, model.for_shard(shard))
     found = drafter_of(config, folder)
@@ -206,6 +208,7 @@ def _engine_on(
         expert_shape=None if is_apart else built.model.expert_shape,
         reports_states=not is_apart,
         reports_kept=True,
+        takes_images=built.images.recipe is not None,
         page_bytes=sum(built.page_bytes) // num_pools,
         rank_places=() if ranks is None else ranks.group.places,
     )
@@ -223,8 +226,10 @@ def _engine_on(
     fixed = why_fixed(config) if tail is None else "vectors of the model go through further modules of its folder"
     awake = why_awake(config)
     part = source = None
+    encoder = built.images.encoder(config, device=device.torch_device)
     if fixed is None or awake is None:
-        part = ModelWeights(folder, CUDAPart(device, built), groups=TrainerGroups(device.torch_device))
+        whole = with_tower(CUDAPart(device, built), encoder, built.images.read, gives_back=True)
+        part = ModelWeights(folder, whole, groups=TrainerGroups(device.torch_device))
         source = part if group is None else RankedWeights(part, group)
     adapters = None if built.adapters is None else adapter_pool(config, built.adapters, folder, group, part)
     return assemble(
@@ -241,6 +246,7 @@ def _engine_on(
         outbox=outbox,
         vector_tail=tail,
         weights=ServedWeights(source, adapters=adapters, why_fixed=fixed or "", why_awake=awake or ""),
+        images=encoder,
     )
 
 
@@ -347,7 +353,7 @@ def _needs_of(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
             batch_invariant=config.batch_invariant,
             has_soft_cap=has_soft_cap,
             kv_dtype=_kv_dtype_of(config),
-            verifies=config.speculative != "off",
+            verifies=config.speculative != "off" or any(one.sees_images for one in model.attentions),
             activations=_activations(model),
         )
         for (head_dim, group, has_soft_cap), has_windows in kinds.items()
@@ -469,6 +475,8 @@ def build_cuda_runner(
     plain = ops if adapters is None else make_ops()  # of drafters, and of weights that are read again
     found = drafter_of(config, folder)
     relay = None if rank is None else rank.relay
+    change = expert_change(config)
+    images = ImageUseOfModel.of(config, folder, change(ModelConfig.from_folder(folder)))
     load = partial(
         load_model,
         folder,
@@ -477,13 +485,14 @@ def build_cuda_runner(
         shard=WHOLE if rank is None else rank.shard,
         stage=None if rank is None else rank.stage,
         relay=relay,
-        change=expert_change(config),
+        change=lambda one: images.change(change(one)),
         keeps_float8=_has_float8(where),
     )
     free_before = device.free_bytes()
     drafter: LoadedDrafter | None = None
     try:
         model = load(ops, device=where, progress=progress)
+        images = images.loaded(config, folder, device=where, dtype=getattr(torch, dtype))
         if found is not None:
             drafter = LoadedDrafter.load(found, folder, model, plain, dtype=dtype, device=where, progress=progress)
     except torch.OutOfMemoryError as error:
@@ -505,7 +514,7 @@ def build_cuda_runner(
     layout = model.config.memory_layout(page_size=config.page_size, dtype=_kv_dtype_of(config), groups=groups)
     parts = _Parts(
         device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, groups=groups, config=config,
-        rank=rank, adapters=adapters,
+        rank=rank, adapters=adapters, images=images,
     )  # fmt: skip
     num_pools = config.tensor_parallel_size if config.enable_dp_attention else 1
     has_verify_graphs = config.pipeline_parallel_size == num_pools == 1
@@ -514,7 +523,7 @@ def build_cuda_runner(
         mem_fraction=config.mem_fraction / (1 if rank is None else rank.num_sharing),
         weight_bytes=free_before - device.free_bytes(),
         activation_bytes=_activation_bytes(parts, longest),
-        graph_bytes=_graph_bytes(
+        graph_bytes=graph_bytes(
             sizes,
             model.config,
             page_size=config.page_size,
@@ -569,6 +578,7 @@ def build_cuda_runner(
         page_bytes=page_bytes,
         announces_pages=parts.has_drafts_beside,
         adapters=adapters,
+        images=images,
         weights=DeviceWeights(
             decoder=model,
             drafter=drafter,
@@ -627,6 +637,7 @@ class _Parts:
     config: EngineConfig
     rank: CUDARank | None
     adapters: CUDAAdapters | None
+    images: ImageUseOfModel
 
     @property
     def draft_layout(self) -> AnyLayout | None:
@@ -698,6 +709,7 @@ class _Parts:
             dtype=dtype,
             batch_invariant=config.batch_invariant,
         )
+        rows = self.images.of_rows(config.num_rows)
         runner = CUDARunner(
             self.model,
             storage,
@@ -719,6 +731,7 @@ class _Parts:
             division=None if self.rank is None else self.rank.division(config.num_rows, num_frames),
             adapters=self.adapters,
             states=state_memory,
+            images=None if rows is None else CUDAImages(rows, self.device, getattr(torch, dtype)),
             progress=progress,
         )
         return runner, memory, beside
@@ -740,46 +753,6 @@ def _kv_dtype_of(config: EngineConfig) -> str:
     return "float8_e4m3fn" if dtype == "fp8_e4m3" else dtype
 
 
-def _graph_bytes(
-    sizes: Sequence[int], model: ModelConfig, *, page_size: int, dtype: str, longest: int, width: int, num_ranks: int
-) -> int:
-    """Return the memory of the graphs; they share the activations of the largest one.
-
-    Args:
-        sizes: grants of the graphs.
-        model: the model that they compute.
-        page_size: tokens of a page.
-        dtype: of activations.
-        longest: longest sequence.
-        width: tokens per grant in a step that verifies; each size then has a second graph. 0: no step verifies.
-        num_ranks: whose tokens' logits a graph computes, with as many tokens each.
-    """
-    if not sizes:
-        return 0
-    item_bytes = getattr(torch, dtype).itemsize
-    largest, num_windows = max(sizes), len(set(model.windows))
-    num_graphs = len(sizes) * (2 if width else 1)
-    wrappers = num_graphs * num_windows * _WRAPPER_BYTES
-    logits = (
-        num_ranks * (sum(sizes) + 2 * largest * width) * model.vocab_size * item_bytes
-    )  # for verification: one, and a copy
-    widest = max(width, 1)
-    sizes_of_layers = (_mixer_size(layer.mixer) + layer.feed_forward.size for layer in model.layers)
-    inputs = 0 if model.inputs is None else model.num_layers * model.inputs.size
-    activations = largest * widest * 4 * (model.hidden_size + max(sizes_of_layers) + inputs) * item_bytes
-    num_groups = len(model.groups(max_length=longest).windows)
-    indices = (1 + bool(width)) * largest * (longest // page_size + 1) * 4 * num_groups
-    masks = num_windows * largest * (width * (longest + page_size) // 8 + 1) if width else 0
-    return wrappers + logits + activations + indices + masks + num_graphs * _GRAPH_BYTES
-
-
-def _mixer_size(mixer: AnyMixer) -> int:
-    """Return how many numbers of a token a mixer computes with: queries, and what a convolution reads."""
-    paged, recurrent = paged_part(mixer), recurrent_part(mixer)
-    channels = 0 if recurrent is None else recurrent.state[0].shape[-1]
-    return channels + (0 if paged is None else paged.q_size)
-
-
 def _activation_bytes(parts: _Parts, longest: int) -> int:
     """Compute the largest possible steps; return the bytes that they and the runner's tables take, without KV."""
     config = parts.config
@@ -791,7 +764,10 @@ def _activation_bytes(parts: _Parts, longest: int) -> int:
         with nullcontext() if parts.adapters is None else parts.adapters.in_use():
             compute_largest_steps(config, batch, runner, verifies=parts.drafter is not None)
 
-    masks = 0
-    if parts.drafter is not None:  # for a step that verifies beside the largest chunk of a prompt
+    images, masks = parts.images, 0
+    if parts.drafter is not None or images.see_each_other:  # for such a step beside the largest chunk of a prompt
         masks = len(set(parts.model.config.windows)) * config.max_chunk_tokens * (longest // 8 + 1)
-    return max(parts.device.peak_bytes(work) - parts.kv_bytes(num_pages, num_states), 0) + masks
+    rows = 2 * config.max_chunk_tokens * images.width * images.dtype.itemsize  # of images, for two steps in flight
+    steps = max(parts.device.peak_bytes(work) - parts.kv_bytes(num_pages, num_states), 0)
+    tower = 0 if images.tower is None else parts.device.peak_bytes(lambda: images.compute_largest(longest))
+    return steps + masks + rows + tower

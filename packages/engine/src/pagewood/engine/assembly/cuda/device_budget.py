@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,8 +12,12 @@ from pagewood.engine.api import SAMPLING_PARAMETERS, EngineConfig, SamplingParam
 from pagewood.engine.core.loop import Runner
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
+from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.parts.choice import AnyMixer, paged_part, recurrent_part
 
 MIB = 1 << 20
+_WRAPPER_BYTES = 8 << 20  # integer workspace of each FlashInfer wrapper on the device
+_GRAPH_BYTES = 4 << 20  # driver memory for each captured graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,3 +134,43 @@ def largest_batch(config: EngineConfig, longest: int, *, has_states: bool = Fals
         num_promised=np.ones(num_rows, np.int32),
         sampling=SamplingArrays.of([every_filter] * num_rows, [0] * num_rows),
     )
+
+
+def graph_bytes(
+    sizes: Sequence[int], model: ModelConfig, *, page_size: int, dtype: str, longest: int, width: int, num_ranks: int
+) -> int:
+    """Return the memory of the graphs; they share the activations of the largest one.
+
+    Args:
+        sizes: grants of the graphs.
+        model: the model that they compute.
+        page_size: tokens of a page.
+        dtype: of activations.
+        longest: longest sequence.
+        width: tokens per grant in a step that verifies; each size then has a second graph. 0: no step verifies.
+        num_ranks: whose tokens' logits a graph computes, with as many tokens each.
+    """
+    if not sizes:
+        return 0
+    item_bytes = getattr(torch, dtype).itemsize
+    largest, num_windows = max(sizes), len(set(model.windows))
+    num_graphs = len(sizes) * (2 if width else 1)
+    wrappers = num_graphs * num_windows * _WRAPPER_BYTES
+    logits = (
+        num_ranks * (sum(sizes) + 2 * largest * width) * model.vocab_size * item_bytes
+    )  # for verification: one, and a copy
+    widest = max(width, 1)
+    sizes_of_layers = (_mixer_size(layer.mixer) + layer.feed_forward.size for layer in model.layers)
+    inputs = 0 if model.inputs is None else model.num_layers * model.inputs.size
+    activations = largest * widest * 4 * (model.hidden_size + max(sizes_of_layers) + inputs) * item_bytes
+    num_groups = len(model.groups(max_length=longest).windows)
+    indices = (1 + bool(width)) * largest * (longest // page_size + 1) * 4 * num_groups
+    masks = num_windows * largest * (width * (longest + page_size) // 8 + 1) if width else 0
+    return wrappers + logits + activations + indices + masks + num_graphs * _GRAPH_BYTES
+
+
+def _mixer_size(mixer: AnyMixer) -> int:
+    """Return how many numbers of a token a mixer computes with: queries, and what a convolution reads."""
+    paged, recurrent = paged_part(mixer), recurrent_part(mixer)
+    channels = 0 if recurrent is None else recurrent.state[0].shape[-1]
+    return channels + (0 if paged is None else paged.q_size)

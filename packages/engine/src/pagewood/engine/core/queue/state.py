@@ -26,8 +26,8 @@ class EngineState:
     on_end: Callable[[Request], None] | None = None
     """Called with each running request that ends by itself, before it leaves."""
     compiling: list[Request] = field(default_factory=list["Request"])
-    """Not queued yet, because their grammars are being compiled, or the cache has not said how much it has of them; in
-    no order."""  # written by: intake, retire
+    """Not queued, because their grammars are being compiled, their images are being encoded, or the cache has not said
+    how much it has of them; in no order."""  # written by: intake, renewal, retire
     num_loading: int = 0
     """Adapters whose folders are being read, and updates of weights."""  # written by: intake, rest
     weight_version: str = ""

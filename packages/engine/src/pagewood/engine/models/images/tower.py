@@ -136,7 +136,7 @@ class _Block:
 
 
 class Tower:
-    """A tower with its parameters. Invariant: a picture's rows depend on that picture only.
+    """A tower with its parameters, on one device. Invariant: a picture's rows depend on that picture only.
 
     Args:
         config: of the tower.
@@ -186,19 +186,20 @@ class Tower:
         config = self._config
         rows, columns = config.grid(picture.shape[0], picture.shape[1])
         h, w = rows * config.merge, columns * config.merge
-        x = self._patches(self._cut(picture, h, w))
+        weight = self._patches.weight
+        x = self._patches(self._cut(picture.to(weight.device), h, w).to(weight.dtype))
         if self._positions is not None:
             x = x + self._placed(h, w)
         own = _Picture(
-            rotations=None if config.kind == "siglip" else self._rotations(h, w),
-            windows=() if config.window is None else self._windows(rows, columns),
+            rotations=None if config.kind == "siglip" else self._rotations(h, w, weight.device),
+            windows=() if config.window is None else self._windows(rows, columns, weight.device),
         )
         parts: list[Tensor] = []
         for index, block in enumerate(self._blocks):
             x = block(x, own)
             if index in config.deep_blocks:
                 parts.append(self._deep[config.deep_blocks.index(index)](x))
-        return torch.cat([self._merger(x), *parts], 1)
+        return torch.cat([self._merger(x), *parts], 1).float()
 
     def _squares(self, x: Tensor, h: int, w: int) -> Tensor:
         """Return `x` `[h, w, *]` in the order of patches, `[N, *]`: square by square, line by line in each."""
@@ -209,7 +210,8 @@ class Tower:
         """Return the patches `[N, 3 p p]` of a picture."""
         p = self._config.patch_size
         own = self._colours
-        numbers = (picture.to(torch.float32) * own.factor - torch.tensor(own.means)) / torch.tensor(own.deviations)
+        means, deviations = (torch.tensor(three, device=picture.device) for three in (own.means, own.deviations))
+        numbers = (picture.to(torch.float32) * own.factor - means) / deviations
         x = numbers.reshape(h, p, w, p, 3).permute(0, 2, 4, 1, 3)
         return self._squares(x, h, w).reshape(h * w, 3 * p * p)
 
@@ -223,7 +225,7 @@ class Tower:
             table = table.permute(0, 2, 3, 1)
         return self._squares(table[0], h, w)
 
-    def _rotations(self, h: int, w: int) -> tuple[Tensor, Tensor]:
+    def _rotations(self, h: int, w: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the rotations of patches: the first half of the frequencies turns by the line, the other by column."""
         config = self._config
         half = config.hidden_size // config.num_heads // 2
@@ -231,9 +233,9 @@ class Tower:
         lines, columns = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
         places = self._squares(torch.stack([lines, columns], -1), h, w)
         angles = (places[..., None] * frequencies).flatten(1)
-        return angles.cos(), angles.sin()
+        return angles.cos().to(device), angles.sin().to(device)
 
-    def _windows(self, rows: int, columns: int) -> tuple[Tensor, ...]:
+    def _windows(self, rows: int, columns: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return the windows of a picture, see `_Picture`; those at its right and lower edge may be smaller."""
         config, by_size = self._config, dict[int, list[Tensor]]()
         assert config.window is not None
@@ -242,7 +244,7 @@ class Tower:
         for line in numbers.split(config.window, 0):
             for window in line.split(config.window, 1):
                 by_size.setdefault(window.numel(), []).append(window.flatten())
-        return tuple(torch.stack(windows) for windows in by_size.values())
+        return tuple(torch.stack(windows).to(device) for windows in by_size.values())
 
 
 class _Network:
@@ -342,4 +344,4 @@ def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate the two halves of each head of `x` `[N, H, D / H]`."""
     first, second = x.chunk(2, -1)
     cosines, sines = cosines[:, None], sines[:, None]
-    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1).to(x.dtype)

@@ -34,6 +34,8 @@ _RENAMED = (
     (".mlp.experts.", ".block_sparse_moe.experts."),
     (".mlp.gate.", ".block_sparse_moe.gate."),
     (".router.weight", ".router.layer.weight"),
+    ("vision_tower.", "vision_tower.vision_model."),
+    ("vision_tower.vision_model.", "vision_tower."),
 )
 """Parts of names in the memory of `transformers`, and in files of the same model."""
 _EXPERT_PARTS = ((".gate_proj.", ".w1."), (".up_proj.", ".w3."), (".down_proj.", ".w2."))
@@ -342,7 +344,7 @@ class UpdatedTensors:
         pair = self._pair() if is_tied(self._folder) else ()
         for one in inner:
             stored = naming.stored(f"model.{one}")
-            for own in (one, stored, naming.stored(one), *_renamed(stored)):
+            for own in (one, stored, naming.stored(one), *_renamed(stored), *_renamed(one)):
                 if own in known or own in pair or self._base.format_of(own) is not None:
                     return own
         if self._base.is_unneeded(name) or name.endswith("rotary_emb.inv_freq"):

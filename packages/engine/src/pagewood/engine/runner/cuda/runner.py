@@ -58,6 +58,7 @@ from pagewood.engine.runner.cuda.drawing.report import PendingReport, RowReports
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler, is_broken, marked
 from pagewood.engine.runner.cuda.expected import Elsewhere, Expected, OneEach
 from pagewood.engine.runner.cuda.graphs import DecodeGraphs, capture_graphs
+from pagewood.engine.runner.cuda.images import CUDAImages, ShownImages, StepImages
 from pagewood.engine.runner.cuda.inner_rows import InnerReports, has_rows
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import AnyAttention, attention_over
@@ -222,7 +223,8 @@ class CUDARunner:
 
     __slots__ = (
         "_adapters", "_adjustments", "_attention", "_device", "_division", "_drafter", "_feature_memory", "_features",
-        "_filters", "_graphs", "_head", "_held", "_inexact", "_inner", "_learned", "_lengths", "_mask_windows",
+        "_filters", "_graphs", "_head", "_held", "_images", "_inexact", "_inner", "_learned", "_lengths",
+        "_mask_windows",
         "_max_drafts", "_model", "_num_launched", "_page_table", "_planned", "_processors", "_ranked", "_recurrent",
         "_relay", "_reports", "_rotations", "_shifts", "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
     )  # fmt: skip
@@ -251,6 +253,7 @@ class CUDARunner:
         division: RequestDivision | None = None,
         adapters: CUDAAdapters | None = None,
         states: PageMemory | None = None,
+        images: CUDAImages | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Allocate the tables and capture the graphs.
@@ -283,6 +286,7 @@ class CUDARunner:
             adapters: of the model's projections; None: there are none.
             states: the memory of the states of recurrent layers; the runner uses the last place itself. None: no layer
                 is recurrent.
+            images: of the rows, for a whole model without a drafter; None: it takes none.
             progress: gets a report of every graph.
 
         Raises:
@@ -308,6 +312,7 @@ class CUDARunner:
         self._storage = storage
         self._filters = None if batch_invariant else flashinfer
         self._adapters = adapters
+        self._images = images
         self._device = device
         options = {"dtype": torch.int32, "device": device.torch_device}
         with torch.inference_mode():
@@ -324,7 +329,8 @@ class CUDARunner:
             )
             self._rotations = [torch.cat(pair, -1) for pair in values]
             """[places, head_dim] float32 for each rope, the table of `CUDAOps`."""
-            self._shifts = None if model.short_length is None else torch.zeros(max_rows + 1, **options)
+            has_shifts = model.short_length is not None or (images is not None and images.shift_positions)
+            self._shifts = torch.zeros(max_rows + 1, **options) if has_shifts else None
             """[rows], how far the place of a position is behind it; None: never. Contents written by: launch"""
             self._head = drafter if isinstance(drafter, HeadDrafter) else None
             self._held = HeldDrafts(max_rows) if drafts_ahead else None
@@ -366,7 +372,7 @@ class CUDARunner:
                 assert flashinfer is not None
                 attention = planned = attention_over(
                     flashinfer, storage, layers, dtype=dtype, max_length=max_length, batch_invariant=batch_invariant,
-                    verifies=self._drafter is not None, groups=groups,
+                    verifies=self._drafter is not None or (images is not None and images.see_each_other), groups=groups,
                 )  # fmt: skip
             self._attention: AttentionPlanner = attention
             self._mask_windows = sorted({*attention.mask_windows, *(self._head.mask_windows if self._head else ())})
@@ -445,8 +451,10 @@ class CUDARunner:
             if self._adapters is not None:
                 self._adapters.admit(batch)
             arrays = step_arrays(batch, self._tables, num_empty=num_empty, all_wanted=True)
-            host, step, _ = _upload(slot, arrays)
-            states = self._states(host, step, self._update(host, step), slot, is_decode=False)
+            images = None if self._images is None else self._images.of_step(batch)
+            host, step, extra = _upload(slot, arrays, images)
+            indices, shown = self._update(host, step), self._shown(images, extra)
+            states = self._states(host, step, indices, slot, is_decode=False, images=shown)
             logits = self._model.head(states)
         self._device.finish()
         self._staging.give_back(slot)
@@ -593,7 +601,8 @@ class CUDARunner:
         sums, inner, rows = None, None, None
         own = batch if division is None else division.own(batch)
         extended: OwnSampled | None = None
-        if is_decode and not has_rows(batch):
+        images = None if self._images is None else self._images.of_step(batch)
+        if is_decode and not has_rows(batch) and not (images is not None and images.is_shown):
             size = self._graphs.size_for(num_grants if division is None else division.most_grants(batch))
         else:
             size = None
@@ -605,10 +614,10 @@ class CUDARunner:
                 arrays, rows = division.arrays(batch, self._tables, num_empty=num_empty)
                 if self._head is not None:
                     extended = division.sampled(batch, rows)
-            host, step, extra = _upload(slot, arrays, extended)
-            indices = self._update(host, step)
+            host, step, extra = _upload(slot, arrays, extended or images)
+            indices, shown = self._update(host, step), self._shown(images, extra)
             with self._inner.keeping(batch) as chosen:
-                states = self._states(host, step, indices, slot, is_decode=is_decode, division=rows)
+                states = self._states(host, step, indices, slot, is_decode=is_decode, division=rows, images=shown)
             if not self._is_last:
                 return self._drawn_elsewhere(batch, self._witnessed(partial(self._rows_of, step), step.sources))
             logits, sums = self._logits(states, batch, step)
@@ -620,8 +629,8 @@ class CUDARunner:
                 arrays, rows = division.arrays(batch, self._tables, size=size)
                 if self._head is not None:
                     extended = division.sampled(batch, rows)
-            host, step, extra = _upload(slot, arrays, extended)
-            indices = self._update(host, step)
+            host, step, extra = _upload(slot, arrays, extended or images)
+            indices, _ = self._update(host, step), self._shown(images, extra)
             graph = self._graphs.of(size)
             arrays, frames = _host_arrays(host, is_decode=True), indices[: len(self._tables.windows)]
             if self._relay is not None:
@@ -1027,6 +1036,12 @@ class CUDARunner:
         sums = queue_sums(self._device, batch.pooled, states[num_logits:])
         return self._model.head(states[:num_logits]), sums
 
+    def _shown(self, images: StepImages | None, words: Mapping[str, Tensor]) -> ShownImages | None:
+        """Queue what images change on the device; return those of the step, if it shows any."""
+        if self._images is None or images is None:
+            return None
+        return self._images.on_device(images, words, self._shifts)
+
     def _states(
         self,
         host: StepArrays[Tensor],
@@ -1036,13 +1051,20 @@ class CUDARunner:
         *,
         is_decode: bool,
         division: DividedRows | None = None,
+        images: ShownImages | None = None,
     ) -> Tensor:
         """Queue a step without a graph; return the last states of the tokens of `_wanted`."""
         places = _places(step, indices[: len(self._tables.windows)])
-        planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
+        masks = None if images is None else images.masks(host, step, self._mask_windows)
+        if masks is None:
+            planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
+        else:
+            planned = self._attention.plan_verify(_host_arrays(host, is_decode=False), places, masks, slot.plans)
         if division is None:
             recurrence = None if self._recurrent is None else self._recurrent.of_step(host, step)
-            return self._last_states(step.sources, step.positions, planned, _wanted(step), recurrence=recurrence)
+            return self._last_states(
+                step.sources, step.positions, planned, _wanted(step), recurrence=recurrence, images=images
+            )
         states = self._last_states(step.sources, step.positions, planned, step.wanted, division)
         return states.index_select(0, step.gathered)
 
@@ -1107,6 +1129,7 @@ class CUDARunner:
         division: DividedRows | None = None,
         *,
         recurrence: CUDARecurrence | None = None,
+        images: ShownImages | None = None,
     ) -> Tensor:
         """Queue the model; return the states of the wanted tokens after the last norm, or what a stage has sent.
 
@@ -1120,9 +1143,9 @@ class CUDARunner:
             own = sources if division is None else division.own(sources)
             rows = torch.div(own, self._tables.tokens_per_row, rounding_mode="floor")
             places = positions + self._shifts.index_select(0, rows)
-        rotations = [(places, table) for table in self._rotations]
-        more: dict[str, Any] = {} if division is None else {"division": division}
-        more |= {} if recurrence is None else {"recurrence": recurrence}
+        rotations = [(images and images.rotation(table)) or (places, table) for table in self._rotations]
+        parts = {"division": division, "recurrence": recurrence, "visual": images}
+        more: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
         last, states = self._model.states(
             self._tokens.index_select(0, sources), rotations, attention, wanted, captured=captured, **more
         )
@@ -1154,7 +1177,7 @@ def first_yielded(batch: Batch) -> Int32:
 
 
 def _upload(
-    slot: StagingSlot, arrays: StepArrays[Int32], more: OwnSampled | None = None
+    slot: StagingSlot, arrays: StepArrays[Int32], more: OwnSampled | StepImages | None = None
 ) -> tuple[StepArrays[Tensor], StepArrays[Tensor], Mapping[str, Tensor]]:
     """Queue the copy of the arrays of a step; return them in pinned memory and on the device, and all of the latter."""
     pinned, on_device = slot.upload(arrays.words() | ({} if more is None else more.words()))

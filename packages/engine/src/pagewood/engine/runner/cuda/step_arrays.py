@@ -166,7 +166,7 @@ def step_arrays(
         gathered=np.empty(0, np.int32),
         scored=scored_tokens(batch, offsets),
         pooled=pooled_tokens(batch, offsets),
-        targets=_wide(batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends),
+        targets=wide(batch.rows[batch.sampled] * np.int32(tables.tokens_per_row) + ends),
         sampling=batch.sampling.flat(),
         drawn_positions=ends,
     )
@@ -193,19 +193,20 @@ def updates(batch: Batch, tables: TableShape) -> dict[str, Int32]:
     if tables.num_tables > 1:  # a row for padding is behind those of each group
         rows = rows + rows // np.int32(tables.max_rows)
     return {
-        "page_places": _wide(rows * np.int32(tables.pages_per_row) + batch.page_columns),
+        "page_places": wide(rows * np.int32(tables.pages_per_row) + batch.page_columns),
         "page_ids": batch.page_ids,
-        "token_places": _wide(batch.token_rows * np.int32(tables.tokens_per_row) + batch.token_positions),
+        "token_places": wide(batch.token_rows * np.int32(tables.tokens_per_row) + batch.token_positions),
         "token_ids": batch.token_ids,
-        "shifted_rows": _wide(batch.rows[batch.admitted] if len(batch.is_long) else batch.is_long),
+        "shifted_rows": wide(batch.rows[batch.admitted] if len(batch.is_long) else batch.is_long),
         "shifts": batch.is_long * np.int32(tables.long_shift),
-        "adapted_rows": _wide(batch.rows[batch.admitted] if len(batch.adapters) else batch.adapters[:, 0]),
+        "adapted_rows": wide(batch.rows[batch.admitted] if len(batch.adapters) else batch.adapters[:, 0]),
         "adapter_slots": batch.adapters[:, 0],
         "adapter_starts": batch.adapters[:, 2],
     }
 
 
-def _wide(places: Int32) -> Int32:
+def wide(places: Int32) -> Int32:
+    """Return places as int64, viewed as int32."""
     return places.astype(np.int64).view(np.int32)
 
 

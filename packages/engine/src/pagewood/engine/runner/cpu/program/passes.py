@@ -97,7 +97,7 @@ class Rotations:
         self._short_length = short_length
         self.shifts: Int32 = np.zeros(num_rows, np.int32)
         """[rows], how far the place of a position is behind it, see `models.rope`; below 0 behind images, whose tokens
-        have fewer positions."""  # contents written by: admit, images
+        have fewer positions."""  # contents written by: admit, program.images
         self.widths = [rope.width for rope in ropes]
         """Columns of each rope; F is their sum."""
         self._tables: tuple[Float32, Float32] | None = None  # written by: reach

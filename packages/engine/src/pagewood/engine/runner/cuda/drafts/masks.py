@@ -62,6 +62,7 @@ def packed_masks(
     *,
     num_bytes: int,
     rows_per_byte: int,
+    last_seen: Tensor | None = None,
 ) -> Masks:
     """Return masks by which each token sees the positions up to its own, and no more than its window.
 
@@ -73,7 +74,9 @@ def packed_masks(
         windows: how many earlier positions a token sees; -1 means all.
         num_bytes: the last of `offsets`.
         rows_per_byte: see `MaskShape`.
+        last_seen: `[T] int32`, the last position that each token sees, which may be behind its own; None: its own.
     """
+    last_seen = positions if last_seen is None else last_seen
     masks = {window: torch.empty(num_bytes, dtype=torch.uint8, device=positions.device) for window in windows}
     for start in range(0, num_bytes if windows else 0, _PIECE):
         end = min(start + _PIECE, num_bytes)
@@ -88,9 +91,10 @@ def packed_masks(
         one = torch.ones_like(places)
         for more in range(rows_per_byte):
             rows = first_rows + more
-            seen = positions.index_select(0, (first_tokens + rows).clamp_(max=len(positions) - 1))
+            tokens = (first_tokens + rows).clamp_(max=len(positions) - 1)
+            seen = positions.index_select(0, tokens)
             shift = rows * lengths - bits  # distance of the row's first bit from the first bit of the byte
-            high = torch.where(rows < counts, (shift + seen + 1).clamp_(0, 8), 0)
+            high = torch.where(rows < counts, (shift + last_seen.index_select(0, tokens) + 1).clamp_(0, 8), 0)
             for window, piece in pieces.items():
                 first = shift if window < 0 else shift + (seen - window).clamp_(min=0)
                 low = torch.minimum(first.clamp(0, 8), high)

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 
 import numpy as np
 import torch
@@ -57,22 +58,32 @@ class TowerEncoder:
     Args:
         tower: of the model.
         recipe: of the model.
-        cache_bytes: of rows that are kept; those of live requests are kept beside.
-        num_threads: that compute a tower's products.
+        cache_bytes: of rows that are kept, on the host; those of live requests are kept beside.
+        begin: called first on the thread that computes.
     """
 
-    __slots__ = ("_cache_bytes", "_kept", "_num_kept_bytes", "_recipe", "_tower", "_worker", "num_computed")
+    __slots__ = (
+        "_cache_bytes", "_is_closed", "_is_resting", "_kept", "_num_kept_bytes", "_recipe", "_turn", "_worker",
+        "num_computed", "tower", "version",
+    )  # fmt: skip
 
-    def __init__(self, tower: Tower, recipe: ImageRecipe, *, cache_bytes: int, num_threads: int) -> None:
-        self._tower = tower
+    def __init__(self, tower: Tower, recipe: ImageRecipe, *, cache_bytes: int, begin: Callable[[], None]) -> None:
+        self.tower = tower
+        """Its numbers change only while it rests."""
         self._recipe = recipe
         self._cache_bytes = cache_bytes
         self._kept: OrderedDict[tuple[str | None, bytes], Float32] = OrderedDict()
-        """Rows of images by namespace and digest, those used last at the end."""  # written by: the worker
-        self._num_kept_bytes = 0  # written by: the worker
+        """Rows of images by namespace and digest, those used last at the end."""  # written by: the worker, renew
+        self._num_kept_bytes = 0  # written by: the worker, renew
+        self.version = 0
+        """How often the tower has got other numbers."""  # written by: renew
+        self._turn = Lock()
+        """Held while an image is computed, and while the tower rests."""
+        self._is_resting = False  # written by: rest, go_on
+        self._is_closed = False  # written by: close
         self.num_computed = 0
         """Images that the tower has computed."""  # written by: the worker
-        self._worker = Worker("tower", begin=partial(torch.set_num_threads, num_threads))
+        self._worker = Worker("tower", begin=begin)
 
     def refusal(self, prompt: Int32, images: Sequence[Image]) -> Refusal | None:
         """Return why a prompt cannot have these images, or None."""
@@ -103,8 +114,28 @@ class TowerEncoder:
         """Begin to encode images that are not refused; see `ImageEncoder`."""
         return TowerEncoding(self._worker.submit(partial(self._encode, prompt.copy(), images, namespace, is_wanted)))
 
+    def rest(self) -> None:
+        """Wait for the image that is being computed, and compute no other before `go_on`."""
+        if not self._is_resting:
+            self._turn.acquire()
+            self._is_resting = True
+
+    def go_on(self) -> None:
+        """Compute images again, if the tower rests."""
+        if self._is_resting:
+            self._is_resting = False
+            self._turn.release()
+
+    def renew(self) -> None:
+        """Forget what was made of images: the tower, which rests, has other numbers."""
+        self._kept.clear()
+        self._num_kept_bytes = 0
+        self.version += 1
+
     def close(self) -> None:
-        """End the thread when it has done what was submitted."""
+        """End the thread; what waits is dropped."""
+        self._is_closed = True
+        self.go_on()
         self._worker.close()
 
     def _encode(
@@ -112,10 +143,12 @@ class TowerEncoder:
     ) -> PromptImages | Refusal:
         digests = [digest_of(image, self._recipe) for image in images]
         features: list[Float32] = []
+        version = self.version  # that of the first image, if it changes between two
         for digest, image in zip(digests, images, strict=True):
-            if not is_wanted():
-                return Refusal(message="the request has ended", code="cancelled")
-            features.append(self._rows((namespace, digest), image))
+            with self._turn:
+                if self._is_closed or not is_wanted():
+                    return Refusal(message="the request has ended", code="cancelled")
+                features.append(self._rows((namespace, digest), image))
         spans = spans_of(prompt, images, self._recipe)
         return PromptImages(
             spans=spans,
@@ -123,6 +156,8 @@ class TowerEncoder:
             marks=marks_of(spans, digests),
             positions=self._positions(prompt, spans, images),
             see_each_other=self._recipe.config.see_each_other,
+            sources=tuple(images),
+            version=version,
         )
 
     def _rows(self, key: tuple[str | None, bytes], image: Image) -> Float32:
@@ -132,7 +167,7 @@ class TowerEncoder:
             return kept
         picture = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(image.height, image.width, 3)
         with torch.inference_mode():
-            rows = self._tower(picture).numpy()
+            rows = self.tower(picture).cpu().numpy()
         self.num_computed += 1
         if rows.nbytes <= self._cache_bytes:
             self._kept[key] = rows

@@ -1,0 +1,114 @@
+"""Engines of tiny models that see images, the requests that they get, and what these are compared with."""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from math import inf
+from typing import Any
+
+import torch
+from PIL.Image import Image as Picture
+
+from pagewood.engine.api import Delta, EngineConfig, FinishReason, Image, SamplingParams, Submit
+from pagewood.engine.assembly.cuda.build import build_on
+from pagewood.engine.build import build_engine
+from pagewood.engine.core.loop import Engine
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pictured import IMAGE, Pictured
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
+
+NO_IMAGES = ((IMAGE, -inf),)
+GREEDY = SamplingParams(temperature=0, max_tokens=5, logprobs=64, ignore_eos=True, logit_bias=NO_IMAGES)
+"""Without tokens of images, which the reference would take for some in a text that goes on behind them."""
+
+
+class Driven:
+    """An engine, and the requests that it gets."""
+
+    def __init__(self, model: Pictured, *, build: Any = build_engine, **options: Any) -> None:
+        """Build it by `build`."""
+        self.inbox, self.outbox = MemoryInbox(), MemoryOutbox()
+        usual: dict[str, Any] = {
+            "images": "on", "page_size": 4, "max_length": 200, "max_total_tokens": 1200, "num_threads": 1,
+            "max_running": 6,
+        }  # fmt: skip
+        config = EngineConfig(model=str(model.folder), **(usual | options))
+        self.engine: Engine = build(config, inbox=self.inbox, outbox=self.outbox)
+
+    def answers(self, submits: Sequence[Submit], *, names: Iterable[str] = ()) -> dict[str, list[Delta]]:
+        """The deltas of requests, also of those that it has already by `names`, when all have ended."""
+        for submit in submits:
+            self.inbox.put(submit)
+        found: dict[str, list[Delta]] = {name: [] for name in (*names, *(submit.request_id for submit in submits))}
+        pending = None
+        while any(not deltas or deltas[-1].finish is None for deltas in found.values()):
+            pending = self.engine.advance(pending)
+            for delta in self.outbox.take():
+                found.setdefault(delta.request_id, []).append(delta)
+        while pending is not None:
+            pending = self.engine.advance(pending)
+        return found
+
+    def answer(self, tokens: Sequence[int], images: Sequence[Image], **options: Any) -> list[Delta]:
+        """The deltas of one request."""
+        return self.answers([submit("a", tokens, images, **options)])["a"]
+
+
+class DrivenOnDevice(Driven):
+    """An engine on a recording device."""
+
+    def __init__(self, model: Pictured, **options: Any) -> None:
+        self.device = RecordingDevice()
+        build = partial(build_on, self.device, flashinfer_torch)
+        super().__init__(model, build=build, **({"device": "cuda", "dtype": "float32"} | options))
+
+
+def submit(name: str, tokens: Sequence[int], images: Sequence[Image], **options: Any) -> Submit:
+    options = {"sampling": GREEDY, **options}
+    return Submit(
+        request_id=name,
+        tokens=torch.tensor(tokens, dtype=torch.int32).numpy().tobytes(),
+        images=tuple(images),
+        **options,
+    )
+
+
+def drawn(deltas: Sequence[Delta]) -> list[int]:
+    assert deltas[-1].finish in (FinishReason.STOP, FinishReason.LENGTH), deltas[-1].refusal
+    return [token for delta in deltas for token in delta.tokens]
+
+
+def bits(deltas: Sequence[Delta]) -> list[Any]:
+    return [one for delta in deltas for one in delta.logprobs]
+
+
+def same(found: Sequence[Delta], expected: Sequence[Delta]) -> bool:
+    """Whether tokens are the same, and log probabilities but for rounding."""
+    pairs = zip(bits(found), bits(expected), strict=True)
+    return drawn(found) == drawn(expected) and all(abs(one.logprob - other.logprob) < 1e-4 for one, other in pairs)
+
+
+def check(model: Pictured, prompt: Sequence[int], shown: Sequence[Picture], deltas: Sequence[Delta]) -> None:
+    """Compare an answer with the reference."""
+    tokens = drawn(deltas)
+    expected = model.logprobs([*prompt, *tokens], shown)[len(prompt) - 1 :]
+    for row, one in zip(expected, bits(deltas), strict=False):
+        ids = torch.tensor([token for token, _ in one.top])
+        own = torch.tensor([logprob for _, logprob in one.top])
+        torch.testing.assert_close(own, row[ids], atol=1e-4, rtol=0)
+        row = row.index_fill(0, torch.tensor([IMAGE]), -inf)
+        assert one.token == int(row.argmax())
+
+
+def conversation(model: Pictured, shown: Sequence[Picture]) -> tuple[list[int], list[Image]]:
+    """A text with pictures among its words."""
+    images = [model.image(one) for one in shown]
+    tokens = [3, 4, 5]
+    for number, image in enumerate(images):
+        tokens += [*range(10 + 7 * number, 13 + 7 * number), *model.tokens(image), 6, 7]
+    return tokens, images
