@@ -34,7 +34,7 @@ class _Comm:
 
     def work(self, do: Callable[[], None]) -> int:
         """Do something beside the caller."""
-        if self.working is not None and self.working.is_alive():
+        if self.state == IN_PROGRESS:
             return INVALID
 
         def run() -> None:
