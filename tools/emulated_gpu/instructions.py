@@ -162,6 +162,9 @@ def _mov(t: Translator, op: list[str], args: list[str]) -> None:
 
 @_instruction("cvt")
 def _cvt(t: Translator, op: list[str], args: list[str]) -> None:
+    if op[1:] == ["rna", "tf32", "f32"]:
+        t.set(args[0], "b32", f"({t.value(args[1], 'b32')} + 0x1000) & ~0x1fffu")
+        return
     kinds = [part for part in op[1:] if part in WIDTH or part in ("e4m3x2", "e5m2x2")]
     target, source = kinds
     whole = next((part for part in op if part in _TO_WHOLE), None)
@@ -336,10 +339,11 @@ def _stmatrix(t: Translator, op: list[str], args: list[str]) -> None:
 
 @_instruction("mma")
 def _mma(t: Translator, op: list[str], args: list[str]) -> None:
-    if "m16n8k16" not in op or op[-4] != "f32":
+    is_tf32 = "m16n8k8" in op and op[-2] == "tf32"
+    if ("m16n8k16" not in op and not is_tf32) or op[-4] != "f32":
         raise Unknown("shape")
     a, b, c = (f"{{{t.values(elements(one), 'b32')}}}" for one in args[1:4])
-    t.set_all(elements(args[0]), "b32", f"T.mma<{c_type(op[-2])}>({a}, {b}, {c})")
+    t.set_all(elements(args[0]), "b32", f"T.mma<{'Tf32' if is_tf32 else c_type(op[-2])}>({a}, {b}, {c})")
 
 
 # Hopper.

@@ -8,6 +8,8 @@
 
 #include "numbers.hpp"
 
+struct Tf32 {};
+
 struct Thread;
 
 struct Dim3 {
@@ -383,13 +385,19 @@ struct Thread {
   Four mma(Four a, std::array<uint32_t, 2> b, Four c) {
     Product mine{a, b, c};
     together(~0u, mine, [this](Product** all, uint32_t) {
-      float left[16][16], right[16][8], sums[16][8] = {};
+      float left[16][16] = {}, right[16][8] = {}, sums[16][8] = {};
       for (int i = 0; i < 32; ++i) {
-        spread<T>(left, i, all[i]->a);
-        for (int r = 0; r < 2; ++r) {
-          auto two = as<Pair<T>>(all[i]->b[r]);
-          int row = i % 4 * 2 + 8 * r;
-          right[row][i / 4] = number(two.x), right[row + 1][i / 4] = number(two.y);
+        if constexpr (std::is_same_v<T, Tf32>) {  // the other half of the columns of A stays zero
+          auto cut = [](uint32_t bits) { return as<float>(bits & ~0x1fffu); };
+          for (int r = 0; r < 4; ++r) left[i / 4 + 8 * (r % 2)][i % 4 + 4 * (r / 2)] = cut(all[i]->a[r]);
+          for (int r = 0; r < 2; ++r) right[i % 4 + 4 * r][i / 4] = cut(all[i]->b[r]);
+        } else {
+          spread<T>(left, i, all[i]->a);
+          for (int r = 0; r < 2; ++r) {
+            auto two = as<Pair<T>>(all[i]->b[r]);
+            int row = i % 4 * 2 + 8 * r;
+            right[row][i / 4] = number(two.x), right[row + 1][i / 4] = number(two.y);
+          }
         }
       }
       host->multiply(sums[0], left[0], right[0], 8);

@@ -30,18 +30,20 @@ HEADS: Sequence[tuple[int, int, int, int, Mapping[str, Any]]] = (
 _COUNTS = (5, 1, 37, 2)
 """Tokens of each grant: the first begins with zeros, the others at a state, the last two in place."""
 _SOURCES, _NUM_PLACES = (-1, 5, 2, 3), 9
-_SAVES = {3: 6, 20: 7, 42: 8}
-"""Tokens behind which a copy is kept, and its place."""
+_POSITIONS = 0, 32, 7, 15
+"""Where each grant begins: at a border of blocks, or in a block, whose other tokens its row has."""
+_SAVES = {14: 6, 30: 7, 43: 8}
+"""Tokens behind which a copy is kept, at borders, and its place."""
 
-_Run = Callable[[RecurrentKernels, slice, Tensor, StepStates], Tensor]
-"""(kernels, tokens, states, step) -> results of these tokens."""
+_Run = Callable[[RecurrentKernels, slice, Tensor, Tensor, StepStates], Tensor]
+"""(kernels, tokens, states, open blocks, step) -> results of these tokens."""
 
 
 def check_recurrence(host: Host) -> str:
     """Convolutions and recurrences agree with plain torch, and a token has the same bits in any step."""
     if not host.is_gpu:
         raise Skipped("Triton comes only with torch for CUDA")
-    return compare_recurrence(host.where, CONVOLUTIONS, HEADS)
+    return compare_recurrence(host.where, CONVOLUTIONS, HEADS) + _times(host.where)
 
 
 def compare_recurrence(
@@ -57,14 +59,15 @@ def compare_recurrence(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(where)
 
-    num_tokens, found, cases = sum(_COUNTS), list[str](), list[tuple[str, tuple[int, ...], torch.dtype, _Run]]()
+    num_tokens, found = sum(_COUNTS), list[str]()
+    cases = list[tuple[str, tuple[int, ...], tuple[int, int], torch.dtype, _Run]]()
     second = torch.bfloat16 if where.type == "cuda" else torch.float32  # Triton's interpreter has no bfloat16
-    for dtype in (torch.float16, second):
+    for dtype, block in ((torch.float16, 16), (second, 4)):
         for channels, width in convolutions:
             own = Convolution(weight=normal(width, channels), bias=normal(channels), activates=width == 4)
             x = normal(num_tokens, channels + 70).to(dtype)
             run = partial(_convolved, x, own)
-            cases.append((f"{dtype} {width} of {channels} channels", (width - 1, channels), dtype, run))
+            cases.append((f"{dtype} {width} of {channels} channels", (width - 1, channels), (1, 1), dtype, run))
         for count, num_key_heads, key_dim, value_dim, more in heads:
             has_channels = "decays_by_channel" in more
             own = RecurrentHeads(
@@ -74,66 +77,121 @@ def compare_recurrence(
             )  # fmt: skip
             x = normal(num_tokens, 2 * own.key_size + own.value_size).to(dtype)
             gates = 3 * normal(num_tokens, count * own.corrects + len(own.bias))
-            run = partial(_recurred, x, gates, own)
-            cases.append((f"{dtype} {count} heads of {key_dim} x {value_dim}", (count, key_dim, value_dim), dtype, run))
-    for what, shape, dtype, run in cases:
-        before, step = normal(_NUM_PLACES + 1, *shape), _step(where, list(enumerate(_COUNTS)), _SOURCES, _SAVES)
-        states, expected = before.clone(), before.clone()
-        results = run(recurrence_triton, slice(None), states, step)
-        exact = run(recurrence, slice(None), expected, step)
+            gates[2::9] *= 100  # nothing is left of a state, or all of it
+            run, opened = partial(_recurred, x, gates, own), own.key_size + len(own.bias) + own.value_size
+            what = f"{dtype} {count} heads of {key_dim} x {value_dim}"
+            cases.append((what, (count, key_dim, value_dim), (block, opened), dtype, run))
+    for what, shape, block, dtype, run in cases:
+        step = _step(where, list(enumerate(_COUNTS)), _SOURCES, _POSITIONS, _SAVES)
+        before = normal(_NUM_PLACES + 1, *shape), normal(len(_COUNTS), *block).half().float()
+        memory, expected = ([one.clone() for one in before] for _ in range(2))
+        results = run(recurrence_triton, slice(None), *memory, step)
+        exact = run(recurrence, slice(None), *expected, step)
         differs = difference(results, exact, str(dtype).removeprefix("torch."))
         if differs is not None:
             found.append(f"{what}: {differs}")
-        if not torch.allclose(states[:-1], expected[:-1], atol=1e-4, rtol=1e-4):
-            found.append(f"{what}: states differ by {(states - expected)[:-1].abs().max():.1e}")
-        for size in (1, 4):
-            parts = before.clone()
-            if not torch.equal(_in_parts(partial(run, recurrence_triton), parts, size), results):
+        for left, right in zip(_kept(*memory), _kept(*expected), strict=True):
+            if not torch.allclose(left, right, atol=1e-4, rtol=1e-4):
+                found.append(f"{what}: states differ by {(left - right).abs().max():.1e}")
+        for size in (1, 4, 21):
+            parts = [one.clone() for one in before]
+            if not torch.equal(_in_parts(partial(run, recurrence_triton), *parts, size), results):
                 found.append(f"{what}: other results in parts of {size}")
-            if not torch.equal(parts[:-1], states[:-1]):
+            if not all(map(torch.equal, _kept(*parts), _kept(*memory))):
                 found.append(f"{what}: other states in parts of {size}")
     if found:
         raise Failed(f"{len(found)} differ: " + "; ".join(found[:6]))
     return f"{len(cases)} recurrent layers agree"
 
 
+def _times(where: torch.device) -> str:
+    """Return how long one layer of each kind takes for a long prompt, and for a decode step of 64 requests."""
+    from pagewood.engine.runner.cuda.kernels import recurrence_triton
+
+    found = list[str]()
+    for count, num_key_heads, key_dim, value_dim, more in HEADS:
+        num_decays = count * key_dim if "decays_by_channel" in more else count
+        zeros = {"device": where}
+        own = RecurrentHeads(
+            num_heads=count, num_key_heads=num_key_heads, key_dim=key_dim, value_dim=value_dim,
+            rate=-torch.ones(count, **zeros), bias=torch.zeros(num_decays, **zeros), **more,
+        )  # fmt: skip
+        states = torch.zeros(65, count, key_dim, value_dim, **zeros)
+        opened = torch.zeros(64, 16, own.key_size + num_decays + own.value_size, **zeros)
+        took = list[str]()
+        for num_grants, size in ((1, 8192), (64, 1)):
+            num_tokens = num_grants * size
+            x = torch.randn(num_tokens, 2 * own.key_size + own.value_size, **zeros).bfloat16()
+            gates = torch.randn(num_tokens, count * own.corrects + num_decays, **zeros)
+            grants = [(number, size) for number in range(num_grants)]
+            step = _step(where, grants, range(num_grants), [0 if size > 1 else 7] * num_grants, {}, per_row=8192)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            for time in range(11):
+                if time == 1:  # the first one compiles
+                    begin.record()
+                recurrence_triton.recur(x, gates, own, states, opened, step)
+            end.record()
+            end.synchronize()
+            took.append(f"{100 * begin.elapsed_time(end):.0f}")
+        found.append(f"{count} heads of {key_dim} x {value_dim}: {' and '.join(took)}")
+    return "; us for a layer, a prompt of 8,192 tokens and 64 decoded ones: " + ", ".join(found)
+
+
+def _kept(states: Tensor, opened: Tensor) -> list[Tensor]:
+    """Return what the grants leave: states, and of each its open block."""
+    ends = [start + count for start, count in zip(_POSITIONS, _COUNTS, strict=True)]
+    return [states[:-1], *(opened[number, : end % opened.shape[1]] for number, end in enumerate(ends))]
+
+
 def _convolved(
-    x: Tensor, own: Convolution, kernels: RecurrentKernels, tokens: slice, states: Tensor, step: StepStates
-) -> Tensor:
+    x: Tensor, own: Convolution, kernels: RecurrentKernels, tokens: slice, states: Tensor, opened: Tensor,
+    step: StepStates,
+) -> Tensor:  # fmt: skip
+    del opened
     return kernels.convolve(x[tokens].clone(), 30, own, states, step)
 
 
 def _recurred(
     x: Tensor, gates: Tensor, own: RecurrentHeads, kernels: RecurrentKernels, tokens: slice, states: Tensor,
-    step: StepStates,
+    opened: Tensor, step: StepStates,
 ) -> Tensor:  # fmt: skip
-    return kernels.recur(x[tokens].clone(), gates[tokens].clone(), own, states, step)
+    return kernels.recur(x[tokens].clone(), gates[tokens].clone(), own, states, opened, step)
 
 
 def _step(
-    where: torch.device, counts: Sequence[tuple[int, int]], sources: Sequence[int], saves: Mapping[int, int]
-) -> StepStates:
-    """Return a step of grants, which leave their states in the places of their numbers.
+    where: torch.device, counts: Sequence[tuple[int, int]], sources: Sequence[int], positions: Sequence[int],
+    saves: Mapping[int, int], *, per_row: int = 100,
+) -> StepStates:  # fmt: skip
+    """Return a step of grants, which have the rows and leave their states in the places of their numbers.
 
     Args:
         where: device.
         counts: number of each grant, and how many tokens it has.
         sources: the place that each reads.
+        positions: the first of each.
         saves: tokens with a copy, and its place.
+        per_row: `StepStates.tokens_per_row`.
     """
     options = {"dtype": torch.int32, "device": where}
     lengths = [count for _, count in counts]
+    firsts = [number * per_row + start for (number, _), start in zip(counts, positions, strict=True)]
     places = [place for (number, _), source in zip(counts, sources, strict=True) for place in (source, number)]
     return StepStates(
         places=torch.tensor(places, **options),
         saves=torch.tensor([saves.get(token, -1) for token in range(sum(lengths))], **options),
         grants=torch.tensor([index for index, count in enumerate(lengths) for _ in range(count)], **options),
         offsets=torch.tensor([sum(lengths[:index]) for index in range(len(lengths) + 1)], **options),
+        sources=torch.tensor(
+            [first + i for first, n in zip(firsts, lengths, strict=True) for i in range(n)], **options
+        ),
+        tokens_per_row=per_row,
         longest=max(lengths),
     )
 
 
-def _in_parts(run: Callable[[slice, Tensor, StepStates], Tensor], states: Tensor, size: int) -> Tensor:
+def _in_parts(
+    run: Callable[[slice, Tensor, Tensor, StepStates], Tensor], states: Tensor, opened: Tensor, size: int
+) -> Tensor:
     """Return the results of the grants one after the other, in steps of `size` tokens; the last grants come first."""
     found: dict[int, Tensor] = {}
     for number in reversed(range(len(_COUNTS))):
@@ -141,7 +199,7 @@ def _in_parts(run: Callable[[slice, Tensor, StepStates], Tensor], states: Tensor
         for start in range(first, first + _COUNTS[number], size):
             count = min(size, first + _COUNTS[number] - start)
             saves = {token - start: place for token, place in _SAVES.items()}
-            step = _step(states.device, [(number, count)], [source], saves)
-            found[start] = run(slice(start, start + count), states, step)
+            step = _step(states.device, [(number, count)], [source], [_POSITIONS[number] + start - first], saves)
+            found[start] = run(slice(start, start + count), states, opened, step)
             source = number
     return torch.cat([found[start] for start in sorted(found)])

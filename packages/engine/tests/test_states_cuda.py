@@ -33,6 +33,8 @@ from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.torch_ops import TorchOps, WholeTexts
+from pagewood.engine.models.torch_recurrence import WholeTextStates
 from pagewood.engine.runner.cuda import ops, recurrence, step_arrays
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.storage import storage_for
@@ -48,27 +50,40 @@ pytestmark = pytest.mark.usefixtures("small_buffers", "gates_by_element")
 KINDS = ("qwen3-next", "granite4-states", "lfm2", "kimi-linear", "falcon-h1")
 """A gated delta rule, Mamba 2, a short convolution, decays of channels, and Mamba 2 beside attention."""
 PAGE_SIZE, NUM_PAGES = 4, 100
-PROMPTS = [[(7 * place + 11 * number) % 90 for place in range(length)] for number, length in enumerate((22, 1, 9, 30))]
+PROMPTS = [
+    [(7 * place + 11 * number + 1) % 90 for place in range(length)] for number, length in enumerate((22, 1, 9, 30))
+]
 
 INTERPRETED = """
 import torch
 from gpu_checks.recurrence import compare_recurrence
 
 delta, space = {"corrects": True}, {"corrects": False, "values_first": True}
-heads = [(2, 1, 12, 40, delta), (2, 2, 8, 33, {**delta, "most_strength": 2}), (2, 1, 16, 8, space)]
-heads.append((2, 2, 8, 16, {**delta, "decays_by_channel": True}))
-print(compare_recurrence(torch.device("cpu"), [(300, 4), (20, 3)], heads))
+print(compare_recurrence(torch.device("cpu"), *KINDS))
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with torch for CUDA only")
-def test_the_kernels_in_their_interpreter() -> None:
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        "[(300, 4), (20, 3)], []",
+        *(
+            pytest.param(f"[], [{heads}]", marks=pytest.mark.slow)
+            for heads in (
+                "(2, 1, 12, 40, delta)", '(1, 1, 8, 33, {**delta, "most_strength": 2})', "(2, 1, 16, 8, space)",
+                '(1, 1, 8, 16, {**delta, "decays_by_channel": True})',
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_the_kernels_in_their_interpreter(kinds: str) -> None:
     """They compute what torch does, and a token has the same bits in a prompt, in parts of it, and alone."""
     tools = str(Path(__file__).parents[3] / "tools")
     path = os.pathsep.join([tools, *filter(None, [os.environ.get("PYTHONPATH")])])
     # Triton reads this when it is imported, so in a process of its own.
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
-    subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", INTERPRETED.replace("KINDS", f"({kinds})")], env=environment, check=True)
 
 
 @pytest.fixture
@@ -126,10 +141,21 @@ class Bench:
         return [block[places].clone() for layer in layers for block in self.states.blocks(layer)]
 
 
+@torch.inference_mode()
+def oracle_logits(folder: Path, tokens: list[int]) -> Tensor:
+    """Return the logits of a text, computed position by position in plain torch."""
+    model, positions = load_model(folder, TorchOps()), torch.arange(len(tokens))
+    attention = WholeTexts([layer.mixer for layer in model.config.layers], len(tokens))
+    rotations = [rope(positions) for rope in model.ropes]
+    recurrence = WholeTextStates(len(tokens))
+    return model(torch.tensor(tokens), rotations, attention, positions, recurrence=recurrence)
+
+
 def same_bits(folder: Path) -> None:
     """Check that the logits of prompts have the same bits whole, cut, in a crowd, behind a hit and behind a fork."""
     one = Bench(folder)
     whole = [one.prompt_logits(one.driver.add(prompt), 64) for prompt in PROMPTS]
+    assert (whole[3] - oracle_logits(folder, PROMPTS[3])).abs().max() < 1e-4
     for chunk in (1, 5):
         cut = Bench(folder)
         for prompt, expected in zip(PROMPTS, whole, strict=True):
@@ -197,7 +223,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let `speculating` build batch-invariant engines on recording devices, also those of which it takes answers."""
 
     def made(config: EngineConfig, *, inbox: MemoryInbox, outbox: MemoryOutbox) -> Engine:
-        config = replace(config, batch_invariant=True)
+        config = replace(config, batch_invariant=True, page_size=4)  # which blocks of recurrent layers depend on
         return engine_on(RecordingDevice(), config, inbox=inbox, outbox=outbox)
 
     monkeypatch.setattr(speculating, "build_engine", made)
@@ -263,12 +289,26 @@ FAULTS: dict[str, list[Edit]] = {
     "the convolution's state one position late": [
         (recurrence, "convolve", f"step.offsets{_LAST}", f"(step.offsets{_LAST} - 1).clamp(min=0)")
     ],
+    "an open block that is not cleared at its border": [
+        (recurrence, "_token", "index <= places[:, None]", "index < size + 0 * places[:, None]")
+    ],
+    "decays up to the row before": [
+        (recurrence, "_token", "since[every, places]", "since[every, (places - 1).clamp(min=0)]")
+    ],
+    "blocks that begin with the chunk": [(recurrence, "recur", "at % step.tokens_per_row", "0 * at")],
+    "an open block that requests share": [(recurrence, "recur", "= at // step.tokens_per_row", "= 0 * at")],
     "the state of another row": [(step_arrays, "_states", _OWN, _OWN.replace("batch.states", "batch.states[::-1]"))],
 }
+OF_BLOCKS = (
+    "an open block that is not cleared at its border", "decays up to the row before",
+    "blocks that begin with the chunk", "an open block that requests share",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_seeded_faults_are_found(fault: str, folder: Path) -> None:
+    if fault in OF_BLOCKS and folder.name.startswith("lfm2"):
+        pytest.skip("its layers are convolutions, which have no blocks")
     assert_found(FAULTS[fault], lambda _: same_bits(folder), range(1))
 
 
@@ -296,7 +336,7 @@ def test_real_models_have_kernels(tmp_path: Path) -> None:
     for real in REAL.values():
         (tmp_path / "config.json").write_text(json.dumps(real.values))
         model = ModelConfig.from_folder(tmp_path)
-        if model.states is not None:
+        if model.states is not None and model.paged:  # without attention they are refused
             assert build_cuda.kernel_needs(EngineConfig(device="cuda", batch_invariant=True), model)
             found.append(model.architecture)
     assert len(found) >= 6

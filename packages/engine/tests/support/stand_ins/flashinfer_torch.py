@@ -422,8 +422,8 @@ def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: floa
 
 
 def silu_and_mul(input: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return silu of the first half times the second."""
-    gate, up = input.float().chunk(2, -1)
+    """Return silu of the first half times the second, rounded once: vectors have other bits at the end of an array."""
+    gate, up = input.double().chunk(2, -1)
     product = (functional.silu(gate) * up).to(input.dtype)
     return product if out is None else out.copy_(product)
 

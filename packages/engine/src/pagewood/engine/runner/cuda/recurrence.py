@@ -1,7 +1,9 @@
 """What recurrent layers do with the states of a step, in plain torch: the reference for `kernels.recurrence_triton`.
 
-Tokens of a grant are computed one after the other, in one order of operations. So a token's bits depend on the state
-before it and on its own numbers, and neither on chunks nor on what else is in a step.
+A recurrence has blocks with borders at absolute positions. What a token answers is computed from the state at the last
+border and from the tokens of its block up to it, which its request's row keeps while the block is open; the state
+changes at borders only. So a token's bits depend on its text, and neither on chunks nor on what else is in a step. The
+size of blocks divides that of pages, so prefixes with a snapshot end at borders, and a snapshot has no open block.
 
 It is slow, for any device. Its functions and sums are computed in float64 and rounded once: how torch divides an array
 among vector instructions then shows in no bit.
@@ -31,6 +33,11 @@ _log = logging.getLogger(__name__)
 
 LEAST_SQUARES = 1e-6
 """Added to sums of squares of queries and keys."""
+LARGEST_BLOCK = 16
+"""Tokens of a block, at most."""
+LEAST_DECAY = -60.0
+"""Logarithm of what is left of a state behind one token, at least: what is less counts for nothing beside a number of
+float32, and sums over a block stay small enough to be exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +52,9 @@ class StepStates:
     """[T], the grant of each token."""
     offsets: Tensor
     """[>= G + 1], the first token of each grant."""
+    sources: Tensor
+    """[T], the row of each token's request times `tokens_per_row`, plus the token's position."""
+    tokens_per_row: int
     longest: int
     """No grant has more tokens."""
 
@@ -59,10 +69,19 @@ class RecurrentKernels(Protocol):
         """
         ...
 
-    def recur(self, x: Tensor, gates: Tensor, heads: RecurrentHeads, matrices: Tensor, step: StepStates) -> Tensor:
+    def recur(
+        self, x: Tensor, gates: Tensor, heads: RecurrentHeads, matrices: Tensor, opened: Tensor, step: StepStates
+    ) -> Tensor:
         """Return the results `[T, H V]`, of the dtype of `x`; see `models.ops.Recurrence.recur`.
 
-        `matrices` `[places, H, K, V] float32` are the states.
+        Args:
+            x: `[T, 2 G K + H V]`.
+            gates: see there.
+            heads: what is computed.
+            matrices: `[places, H, K, V] float32`, the states at the last border of blocks.
+            opened: `[rows, B, G K + D + H V] float32`, of each request the tokens of its open block, which is no longer
+                than `LARGEST_BLOCK`: keys, D numbers that say how fast the state decays, and changes.
+            step: a grant that reads another place than it writes begins at a border, and copies are made at borders.
         """
         ...
 
@@ -103,49 +122,84 @@ def convolve(x: Tensor, column: int, convolution: Convolution, tails: Tensor, st
     return out.to(x.dtype)
 
 
-def recur(x: Tensor, gates: Tensor, heads: RecurrentHeads, matrices: Tensor, step: StepStates) -> Tensor:
+def recur(
+    x: Tensor, gates: Tensor, heads: RecurrentHeads, matrices: Tensor, opened: Tensor, step: StepStates
+) -> Tensor:
     """Return the results of heads; see `RecurrentKernels`."""
-    num_tokens, spare = len(x), len(matrices) - 1
+    num_tokens, spare, size = len(x), len(matrices) - 1, opened.shape[1]
     sources, targets = step.places.view(-1, 2).long().unbind(1)
     offsets = step.offsets[: len(targets) + 1].long()
     firsts, counts = offsets[:-1], offsets.diff()
-    state = _at(matrices, sources)
+    at = step.sources.long().index_select(0, firsts)
+    rows, positions = at // step.tokens_per_row, at % step.tokens_per_row
+    state, block = _at(matrices, sources), opened.index_select(0, rows)
     out = x.new_empty(num_tokens + 1, heads.value_size)  # the last row is of grants that have ended
     for index in range(step.longest):
         is_inside = index < counts
         tokens = torch.where(is_inside, firsts + index, 0)
-        changed, result = _token(state, x.index_select(0, tokens), gates.index_select(0, tokens), heads)
+        places = (positions + index) % size
+        own = x.index_select(0, tokens), gates.index_select(0, tokens)
+        changed, filled, result = _token(state, block, places, *own, heads)
         state = torch.where(is_inside[:, None, None, None], changed, state)
+        block = torch.where(is_inside[:, None, None], filled, block)
         out.index_copy_(0, torch.where(is_inside, tokens, num_tokens), result.flatten(1).to(x.dtype))
         saves = step.saves.index_select(0, tokens)
         matrices.index_copy_(0, torch.where(is_inside & (saves >= 0), saves, spare).long(), state)
     matrices.index_copy_(0, targets, state)
+    opened.index_copy_(0, rows, block)
     return out[:num_tokens]
 
 
-def _token(state: Tensor, x: Tensor, gates: Tensor, heads: RecurrentHeads) -> tuple[Tensor, Tensor]:
-    """Return the states `[G, H, K, V]` behind a token of each grant, and its results `[G, H, V]`."""
-    dims = heads.key_dim, heads.key_dim, heads.value_dim
-    sizes = heads.key_size, heads.key_size, heads.value_size
+def _token(
+    state: Tensor, block: Tensor, places: Tensor, x: Tensor, gates: Tensor, heads: RecurrentHeads
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what is behind a token of each grant: states `[G, H, K, V]`, blocks, and its results `[G, H, V]`.
+
+    `places` says which token of its block it is. The state before a block changes only behind its last token.
+    """
+    num_decays, size, every = len(heads.bias), block.shape[1], torch.arange(len(x), device=x.device)
     q, k, v = (
-        x[:, start : start + size].double().unflatten(1, (-1, dim))
-        for start, size, dim in zip(heads.columns, sizes, dims, strict=True)
+        x[:, start : start + width].float()
+        for start, width in zip(heads.columns, (heads.key_size, heads.key_size, heads.value_size), strict=True)
     )
-    numbers = functional.softplus(gates[:, -len(heads.bias) :].double() + heads.bias)
-    numbers = numbers.unflatten(1, (heads.num_heads, -1))
-    strengths = numbers
+    block = block.clone()
+    block[every, places] = torch.cat([k, gates[:, -num_decays:].float(), torch.zeros_like(v)], 1)
+    keys, numbers, changes = block.double().split([heads.key_size, num_decays, heads.value_size], 2)
+    index = torch.arange(size, device=x.device)
+    is_known = (index <= places[:, None])[:, :, None, None]
+    steps = functional.softplus(numbers + heads.bias).unflatten(2, (heads.num_heads, -1))
+    since = torch.where(is_known, (heads.rate[:, None] * steps).clamp(min=LEAST_DECAY), 0.0).cumsum(1)
+    before = since[every, places]  # the logarithm of what is left of the state, [G, H, K or 1]
+    keys, queries = keys.unflatten(2, (-1, heads.key_dim)), q.double().unflatten(1, (-1, heads.key_dim))
+    strengths = torch.ones_like(gates[:, : heads.num_heads, None], dtype=torch.float64)
     if heads.corrects:
-        q, k = (one * torch.rsqrt(one.square().sum(-1, keepdim=True) + LEAST_SQUARES) for one in (q, k))
-        q = q * heads.key_dim**-0.5
+        keys, queries = (
+            one * torch.rsqrt(one.square().sum(-1, keepdim=True) + LEAST_SQUARES) for one in (keys, queries)
+        )
+        queries = queries * heads.key_dim**-0.5
         strengths = (torch.sigmoid(gates[:, : heads.num_heads].double()) * heads.most_strength)[..., None]
-    q, k = (one.repeat_interleave(heads.num_heads // heads.num_key_heads, 1)[..., None] for one in (q, k))
-    decayed = state.double() * torch.exp(heads.rate[:, None] * numbers)[..., None]
-    change = v - (decayed * k).sum(2) if heads.corrects else v
-    changed = decayed + k * (change * strengths)[:, :, None]
-    result = (changed * q).sum(2)
-    if heads.skip is not None:
-        result = result + heads.skip[:, None] * v
-    return changed.float(), result.float()
+    group = heads.num_heads // heads.num_key_heads
+    keys, queries = keys.repeat_interleave(group, 2), queries.repeat_interleave(group, 1)
+    keys = keys if heads.corrects else keys * steps
+    decayed = torch.where(is_known, keys * torch.exp((before[:, None] - since).clamp(max=0.0)), 0.0)
+    old = state.double() * torch.exp(before)[..., None]
+    change = v.double().unflatten(1, (heads.num_heads, -1))
+    changes = changes.unflatten(2, (heads.num_heads, -1))
+
+    def answer(to: Tensor) -> Tensor:
+        weights = (decayed * to[:, None]).sum(-1, keepdim=True)
+        return (old * to[..., None]).sum(2) + (weights * changes).sum(1)
+
+    skipped = 0.0 if heads.skip is None else heads.skip[:, None] * change
+    if heads.corrects:
+        change = (change - answer(keys[every, places])) * strengths
+    block[every, places, -heads.value_size :] = change.flatten(1).float()
+    changes = changes.clone()
+    changes[every, places] = change.float().double()
+    result = answer(queries) + skipped
+    changed = old + torch.einsum("gbhk,gbhv->ghkv", decayed, changes)
+    is_last = (places == size - 1)[:, None, None, None]
+    return torch.where(is_last, changed.float(), state), block, result.float()
 
 
 def _at(states: Tensor, places: Tensor) -> Tensor:

@@ -224,9 +224,9 @@ class CUDARunner:
     __slots__ = (
         "_adapters", "_adjustments", "_attention", "_device", "_division", "_drafter", "_feature_memory", "_features",
         "_filters", "_graphs", "_head", "_held", "_images", "_inexact", "_inner", "_learned", "_lengths",
-        "_mask_windows",
-        "_max_drafts", "_model", "_num_launched", "_page_table", "_planned", "_processors", "_ranked", "_recurrent",
+        "_mask_windows", "_max_drafts", "_model", "_num_launched", "_page_table", "_planned", "_processors", "_ranked",
         "_relay", "_reports", "_rotations", "_shifts", "_staging", "_storage", "_tables", "_tokens", "_verify_graphs",
+        "recurrent",
     )  # fmt: skip
 
     def __init__(
@@ -364,9 +364,8 @@ class CUDARunner:
             layers = (
                 [] if attention is not None else [one.mixer for one in cast("Decoder[Tensor]", model).config.layers]
             )
-            self._recurrent = (
-                None if states is None else CUDAStates(states, layers, largest=max(graph_sizes, default=0))
-            )
+            self.recurrent = None if states is None else CUDAStates(states, layers, self._tables, graph_sizes)
+            """What recurrent layers keep of requests; None: no layer is recurrent."""
             planned = None
             if attention is None:
                 assert flashinfer is not None
@@ -402,8 +401,8 @@ class CUDARunner:
         if self._adapters is not None:
             self._adapters.is_used = True
         with device.computing():
-            if self._recurrent is not None:
-                self._recurrent.clear_graph()
+            if self.recurrent is not None:
+                self.recurrent.clear_graph()
             self._graphs = capture_graphs(
                 sizes,
                 attention,
@@ -635,8 +634,8 @@ class CUDARunner:
             arrays, frames = _host_arrays(host, is_decode=True), indices[: len(self._tables.windows)]
             if self._relay is not None:
                 self._relay.fill_graph(size)
-            if self._recurrent is not None:
-                self._recurrent.fill_graph(step)
+            if self.recurrent is not None:
+                self.recurrent.fill_graph(step)
             logits = graph.launch(arrays, step.sources, step.positions, frames, slot.plans)
             if self._relay is not None:
                 self._relay.send_graph(size)
@@ -1061,7 +1060,7 @@ class CUDARunner:
         else:
             planned = self._attention.plan_verify(_host_arrays(host, is_decode=False), places, masks, slot.plans)
         if division is None:
-            recurrence = None if self._recurrent is None else self._recurrent.of_step(host, step)
+            recurrence = None if self.recurrent is None else self.recurrent.of_step(host, step)
             return self._last_states(
                 step.sources, step.positions, planned, _wanted(step), recurrence=recurrence, images=images
             )
@@ -1158,7 +1157,7 @@ class CUDARunner:
             rows, size = None, len(positions)
             if self._division is not None:
                 rows = self._division.rows(size, size, size, size)
-            recurrence = None if self._recurrent is None else self._recurrent.of_graph(size)
+            recurrence = None if self.recurrent is None else self.recurrent.of_graph(sources)
             states = self._last_states(sources, positions, attention, wanted, rows, recurrence=recurrence)
         else:
             with self._relay.in_graph():
