@@ -35,7 +35,7 @@ def sessions_of(command: str) -> list[str]:
     words = shlex.split(command, comments=True)
     if "nox" not in words or "-s" not in words:
         return []
-    names = itertools.takewhile(lambda word: word != "&", words[words.index("-s") + 1 :])
+    names = itertools.takewhile(lambda word: word not in ("&", "--"), words[words.index("-s") + 1 :])
     return [name.split("(")[0] for name in names]
 
 
