@@ -17,7 +17,7 @@ from grammars.schemas import case
 from grammars.vocabularies import Vocabulary, embedded
 from grammars.walks import allowed, new_row, walk
 from pagewood.engine.api import Grammar
-from pagewood.engine.grammar import Backend, Matcher, mask_words, open_backend
+from pagewood.engine.grammar import Backend, Matcher, budget, mask_words, open_backend
 from pagewood.engine.model_folder.folder import model_folder
 
 REGEXES = [
@@ -92,6 +92,12 @@ def test_white_space_is_bounded(vocabulary: Vocabulary) -> None:
         for number in (0, 1, 2, 8, 9):
             tokens = ids(vocabulary, f"[{' ' * number}1]")
             assert (matcher.accepts(tokens) == len(tokens)) == (number <= most)
+
+
+@pytest.fixture(autouse=True)
+def time_for_many_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine must not end a grammar here, whose copies take more than its masks may; see `test_budget`."""
+    monkeypatch.setattr(budget, "MAX_DEBT_S", 60.0)
 
 
 def test_a_mask_is_what_can_be_advanced_by(backend: Backend, vocabulary: Vocabulary) -> None:
