@@ -195,7 +195,6 @@ def test_vectors_and_log_probabilities_depend_on_the_adapter(folder: Path) -> No
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"device": "cuda", "speculative": "eagle"}, "max_adapters must be 0 with speculative eagle on CUDA"),
         (
             {"device": "cuda", "tensor_parallel_size": 2, "enable_dp_attention": True},
             "max_adapters must be 0 with enable_dp_attention True on CUDA",

@@ -579,7 +579,6 @@ class EngineConfig:
             return
         refused: list[tuple[str, bool]] = [("model_impl", self.model_impl == "transformers")]
         if self.device == "cuda":
-            refused.append(("speculative", self.speculative in ("draft", "eagle")))
             refused.append(("enable_dp_attention", self.enable_dp_attention))
         for name, is_refused in refused:
             if is_refused:

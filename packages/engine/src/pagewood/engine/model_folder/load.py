@@ -18,7 +18,7 @@ from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.fields.end_tokens import token_ids
 from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig, is_mtp_tensor
-from pagewood.engine.models.ops import A, Ops, Projection
+from pagewood.engine.models.ops import A, Linear, Ops, Projection
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.shard import WHOLE, Shard
@@ -285,6 +285,7 @@ def load_head(
     device: torch.device | None = None,
     progress: Progress | None = None,
     files: TensorFiles | None = None,
+    alone: Callable[[Linear[A]], Linear[A]] = lambda linear: linear,
 ) -> Head[A]:
     """Read the drafting head of `target` from a folder, or the part of it that the target's rank has.
 
@@ -299,6 +300,7 @@ def load_head(
         device: where the parameters lie.
         progress: called for every tensor.
         files: in place of the folder's, which are not read then.
+        alone: returns the target's embedding and its output projection without what adapters add.
 
     Raises:
         FileNotFoundError: a file is missing, or there are only pickled weights.
@@ -310,7 +312,13 @@ def load_head(
     device = device or torch.device("cpu")
     checkpoint = Checkpoint(folder, dtype=dtype, device=device, progress=progress, files=files)
     head = Head(
-        config, checkpoint, ops, embedding=target.embedding, output=target.head, device=device, shard=target.shard
+        config,
+        checkpoint,
+        ops,
+        embedding=alone(target.embedding),
+        output=alone(target.head),
+        device=device,
+        shard=target.shard,
     )
     checkpoint.finish(ignored=lambda name: _is_not_of_head(name, config))
     return head

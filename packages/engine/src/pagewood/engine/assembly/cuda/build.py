@@ -494,7 +494,9 @@ def build_cuda_runner(
         model = load(ops, device=where, progress=progress)
         images = images.loaded(config, folder, device=where, dtype=getattr(torch, dtype))
         if found is not None:
-            drafter = LoadedDrafter.load(found, folder, model, plain, dtype=dtype, device=where, progress=progress)
+            drafter = LoadedDrafter.load(
+                found, folder, model, plain, dtype=dtype, device=where, adapters=adapters, progress=progress
+            )
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"the weights of {folder} in {dtype} must fit into {free_before / MIB:.0f} MiB of free device memory: "

@@ -22,6 +22,7 @@ from pagewood.engine.models.head import Head
 from pagewood.engine.models.head_config import HeadConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
 from pagewood.engine.models.stored.tensor_files import TensorFiles
+from pagewood.engine.runner.cuda.adapters import CUDAAdapters
 from pagewood.engine.runner.cuda.device import Device
 from pagewood.engine.runner.cuda.drafts.drafting_head import EagleDrafter
 from pagewood.engine.runner.cuda.drafts.drafting_model import DraftModel
@@ -126,16 +127,20 @@ class LoadedDrafter:
         *,
         dtype: str,
         device: torch.device,
+        adapters: CUDAAdapters | None = None,
         progress: Progress | None,
     ) -> LoadedDrafter:
         """Load the drafter for `target`, the model in `folder`, or a stage of it; a head is loaded in the last one.
 
-        Errors are those of `load_draft` and `load_head`.
+        It drafts as the model alone, without what `adapters` add to the embedding and the output projection. Errors are
+        those of `load_draft` and `load_head`.
         """
         if found.folder is None:
             return cls()
         longest, stage = _layer_of(found, folder).max_position, target.stage
         options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device, "progress": progress}
+
+        shared: dict[str, Any] = {} if adapters is None else {"alone": adapters.left_out}
 
         def again(target: Decoder[Tensor], files: TensorFiles) -> Head[Tensor]:
             return load_head(folder, target, ops, dtype=options["dtype"], files=files)
@@ -144,7 +149,7 @@ class LoadedDrafter:
             model = load_draft(found.folder, folder, ops, shard=target.shard, **options)
             return cls(model=model, max_position=longest)
         return cls(
-            head=load_head(found.folder, target, ops, **options) if stage.is_last else None,
+            head=load_head(found.folder, target, ops, **shared, **options) if stage.is_last else None,
             head_again=again if stage.is_last and found.folder == folder else None,
             max_position=longest,
             drafts_ahead=not (stage.is_first and stage.is_last),

@@ -103,7 +103,7 @@ class CUDAAdapters:
         self._of_experts: dict[int, Tensor] = {}
         """The same ones that change experts."""  # written by: begin, narrow; contents written by: pairs
         self.is_used = True
-        """Whether a row of the pass may have an adapter; in graphs any may."""  # written by: admit, runner
+        """Whether a row of the pass may have an adapter; in graphs any may."""  # written by: adapters, runner
 
     @property
     def max_rank(self) -> int:
@@ -126,6 +126,10 @@ class CUDAAdapters:
         parts = matrices.gate_up_parts, matrices.down_parts
         gate_up, down = (self._added(own, self._max_expert_rank) for own in parts)
         return AdaptedExperts(self, gate_up, down, self._kernels, is_part=matrices.is_part)
+
+    def left_out(self, linear: Linear[Tensor]) -> Linear[Tensor]:
+        """Return a projection as the model alone computes it, for passes over other rows than those of the step."""
+        return _WithoutAdapters(linear, self)
 
     def _added(self, projections: Sequence[Projection], max_rank: int) -> Site:
         """Add projections that are alike."""
@@ -303,6 +307,23 @@ class _AdaptedLinear:
         out = self._linear(x)
         if self._adapters.is_used and len(x):
             adapt(self._kernels, x, out, self._site, self._adapters.rows(len(x)))
+        return out
+
+
+class _WithoutAdapters:
+    """A projection, or what is made of one, to which adapters do not add."""
+
+    __slots__ = ("_adapters", "_linear")
+
+    def __init__(self, linear: Linear[Tensor], adapters: CUDAAdapters) -> None:
+        self._linear = linear
+        self._adapters = adapters
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return what the projection alone makes of `x`."""
+        self._adapters.is_used, is_used = False, self._adapters.is_used
+        out = self._linear(x)
+        self._adapters.is_used = is_used
         return out
 
 
