@@ -102,6 +102,7 @@ class WeightEndpoints:
                         "master_port": 29500,
                         "rank_offset": 1,
                         "world_size": 2,
+                        "backend": "gloo",
                     }
                 },
             ),
