@@ -28,8 +28,8 @@ from pagewood.engine.model_folder.load import load_model
 from pagewood.engine.runner.cpu.kernels import warm_up
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.runner.cpu.worker import Worker
 from pagewood.engine.runner.storage import storage_for
+from pagewood.engine.runner.worker import Worker
 from pagewood.engine.text import Tokenizer
 from pagewood.kvpool import MultiHeadLayout
 from pagewood.kvpool.storage import KVStorage

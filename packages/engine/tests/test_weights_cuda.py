@@ -22,7 +22,7 @@ from pagewood.engine.assembly.cuda import weights
 from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.assembly.cuda.weights import CUDAPart
 from pagewood.engine.assembly.tiers import lower_caches
-from pagewood.engine.runner.cuda.device_memory import DeviceMemory
+from pagewood.engine.runner.device_memory import DeviceMemory
 from pagewood.engine.weight_commands import CheckWeights, JoinGroup, Received, Sleep, SleepTag, WakeUp, sleep_at
 from pagewood.kvpool import memory as kv_memory
 from pagewood.kvpool import scatter

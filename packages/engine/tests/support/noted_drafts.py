@@ -16,7 +16,7 @@ from pagewood.engine.runner.cuda.drafts.drafting_model import DraftModel
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 
 Notes = dict[tuple[int, tuple[int, ...]], tuple[int, ...]]
-"""Of a seed and a text, the drafts behind it that were made from what is there."""
+"""The drafts of a step by seed and text, without those for which the step has no room."""
 
 
 def drafts_noted(monkeypatch: pytest.MonkeyPatch) -> Notes:

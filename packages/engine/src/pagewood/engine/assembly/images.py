@@ -22,7 +22,7 @@ from pagewood.engine.models.images.tower import Tower
 from pagewood.engine.models.images.tower_weights import TowerWeights
 from pagewood.engine.models.parts.attention import AttentionConfig
 from pagewood.engine.models.stored.tensor_files import TensorFiles, open_tensors
-from pagewood.engine.runner.cuda.device_memory import tensors_of
+from pagewood.engine.runner.device_memory import tensors_of
 from pagewood.engine.runner.row_images import ImagesOfRows
 from pagewood.engine.runner.tower_encoder import TowerEncoder
 
@@ -40,7 +40,7 @@ class ImageUseOfModel:
     tower: Tower | None = None
     """With a recipe: what makes rows of them, once it is loaded."""
     dtype: torch.dtype = torch.float32
-    """Of the tower's weights and activations."""
+    """The dtype of the tower's weights and activations."""
     why_not: str = ""
     """Without a recipe: why, as the end of a sentence."""
 

@@ -15,7 +15,7 @@ from pagewood.engine.assembly.model_weights import ModelPart
 from pagewood.engine.core.images import NoImages
 from pagewood.engine.models.images.tower import Tower
 from pagewood.engine.models.stored.tensor_files import TensorFiles
-from pagewood.engine.runner.cuda.device_memory import DeviceMemory, replace_numbers, tensors_of
+from pagewood.engine.runner.device_memory import DeviceMemory, replace_numbers, tensors_of
 from pagewood.engine.runner.tower_encoder import TowerEncoder
 from pagewood.engine.weight_commands import Sleep, WakeUp
 

@@ -52,7 +52,7 @@ class Rest:
         self._kv = kv
         self._weights = weights
         self.keys = keys
-        """Of prefixes that the present weights have computed."""  # written by: rest
+        """The keys of prefixes that the present weights have computed."""  # written by: rest
         self._awaited: Pause | None = None
         """A pause that waits for the end of requests."""  # written by: rest
         self._kept_back: list[Request] = []
@@ -84,13 +84,13 @@ class Rest:
         self._paused = "retract" if command.retract else "in_place"
         if command.retract:
             retract_all(self._state)
-        self._rest()
+        self._apply()
         return _done(command.request_id)
 
     def resume(self, request_id: str) -> Delta:
         """Compute again, also what was kept back for a pause that waits, or has waited."""
         self._paused = "no"
-        self._rest()
+        self._apply()
         kept, self._kept_back = self._kept_back, []
         for request in kept:
             if request.finish is None:
@@ -165,7 +165,7 @@ class Rest:
             return refuse(command.request_id, refusal)
         kept = frozenset(command.tags) - ({"weights"} if command.drops_weights or self._weights.are_dropped else set())
         self._slept_before, self._asleep = self._asleep, self._asleep | kept
-        self._rest()
+        self._apply()
         if not memory:
             return _done(command.request_id)
         if "kv_cache" in memory:
@@ -213,7 +213,7 @@ class Rest:
         if isinstance(command, CheckWeights):
             return Delta(command.request_id, finish=FinishReason.STOP, first=True, weights=weights.checksum), 0
         num_preempted = show_again(self._state, self._kv, self._images)
-        self._rest()
+        self._apply()
         self._state.weight_version = weights.version
         if weights.digest != old:
             self.keys = replace(self.keys, weights=weights.digest)
@@ -226,7 +226,7 @@ class Rest:
         command, self._awaited = self._awaited, None
         self._state.num_loading -= 1
         self._paused = "in_place"
-        self._rest()
+        self._apply()
         return _done(command.request_id)
 
     def _fall_asleep(self, command: Sleep) -> Delta | None:
@@ -247,12 +247,12 @@ class Rest:
             self._asleep = left if left - {"scheduling"} else frozenset()
         elif isinstance(command, Sleep) and refusal is not None:
             self._asleep = self._slept_before
-        self._rest()
+        self._apply()
         if refusal is not None:
             return refuse(command.request_id, refusal)
         return _done(command.request_id)
 
-    def _rest(self) -> None:
+    def _apply(self) -> None:
         """Launch steps, or none, as pauses and sleep want it."""
         if "kv_cache" in self._asleep or self._paused == "retract":
             self._state.paused = "retract"

@@ -64,7 +64,7 @@ class BoundAdapters(Protocol):
 
     @property
     def bound(self) -> str | None:
-        """The name of such an adapter; None: there is none."""
+        """The name of such an adapter, or None."""
         ...
 
     def note_update(self) -> None:

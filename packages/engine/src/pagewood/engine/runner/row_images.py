@@ -22,7 +22,7 @@ class RowImages:
     """The images of a row."""
 
     spans: Sequence[tuple[int, int, Float32]]
-    """Of each image the positions [start, end) of its tokens, and their rows `[end - start, W]`."""
+    """For each image, the positions [start, end) of its tokens and their rows `[end - start, W]`."""
     positions: Int32
     """[3, P], or [3, 0], see `BatchImages`."""
     shift: int

@@ -25,7 +25,7 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.images.cached_ids import digest_of, spans_of
 from pagewood.engine.images.recipe import ImageRecipe
 from pagewood.engine.models.images.tower import Tower
-from pagewood.engine.runner.cpu.worker import Later, Worker
+from pagewood.engine.runner.worker import Later, Worker
 
 _log = logging.getLogger(__name__)
 

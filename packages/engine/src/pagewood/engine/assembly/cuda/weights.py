@@ -18,7 +18,7 @@ from pagewood.engine.assembly.cuda.drafter import LoadedDrafter
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cuda.device import Device
-from pagewood.engine.runner.cuda.device_memory import DeviceMemory, replace_numbers, tensors_of
+from pagewood.engine.runner.device_memory import DeviceMemory, replace_numbers, tensors_of
 from pagewood.engine.weight_commands import Sleep, WakeUp
 
 if TYPE_CHECKING:

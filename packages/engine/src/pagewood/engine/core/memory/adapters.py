@@ -118,7 +118,7 @@ class AdapterPool:
 
     @property
     def bound(self) -> str | None:
-        """The name of an adapter that is right for the present weights only, and may still run; None: there is none."""
+        """The name of an adapter that fits only the present weights and may still run, or None."""
         return next((one.name for one in self._bound), None)
 
     def note_update(self) -> None:

@@ -49,8 +49,8 @@ from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.spans import RunnerSpans
 from pagewood.engine.runner.cpu.program.step_program import StepWriter
 from pagewood.engine.runner.cpu.program.tape import Buffer, MeasuredRun, Program, Run, integers_at
-from pagewood.engine.runner.cpu.worker import Later, Worker
 from pagewood.engine.runner.processors import Process, RowProcessors
+from pagewood.engine.runner.worker import Later, Worker
 from pagewood.kvpool import LayerGroups
 from pagewood.kvpool.latent_storage import LatentStorage
 from pagewood.kvpool.memory import PageMemory

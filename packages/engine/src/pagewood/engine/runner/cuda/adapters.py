@@ -34,7 +34,7 @@ _RANKS = 16
 """R is a multiple of it, so that tensor cores fit."""
 _NOTHING = Change()
 _Arrays = Sequence[Tensor | None]
-"""Of a module, in the order of `Change.arrays`, each `[E, ...]`."""
+"""The arrays of a module in the order of `Change.arrays`, each `[E, ...]`."""
 
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)
@@ -241,7 +241,7 @@ class CUDAAdapters:
         return found
 
     def _stacked(self, arrays: Sequence[np.ndarray | None], dtype: torch.dtype, fill: float) -> Tensor | None:
-        """Return arrays that differ in ranks only, one of each expert, in pinned memory; None: there is none."""
+        """Return the arrays of all experts in pinned memory, padded to the largest rank, or None if all are None."""
         shapes = [one.shape for one in arrays if one is not None]
         if not shapes:
             return None

@@ -19,8 +19,8 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.program.passes import Grants
 from pagewood.engine.runner.cpu.program.tape import MeasuredRun, Run, integers_at
-from pagewood.engine.runner.cpu.worker import Later
 from pagewood.engine.runner.processors import RowCalls
+from pagewood.engine.runner.worker import Later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
