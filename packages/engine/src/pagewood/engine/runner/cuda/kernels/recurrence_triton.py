@@ -26,9 +26,9 @@ from pagewood.engine.models.ops import Convolution, RecurrentHeads
 from pagewood.engine.runner.cuda.recurrence import LARGEST_BLOCK, LEAST_DECAY, LEAST_SQUARES, StepStates
 
 _CHANNELS = 256  # of a program
-_VALUES = (
-    32  # of a program: with fewer rows than 64, Hopper has the products of older GPUs, whose state is in registers
-)
+_VALUES = 32
+"""Values of a head in a program. With fewer rows than 64, products on Hopper are those of older GPUs, whose state lies
+in registers."""
 
 
 def convolve(x: Tensor, column: int, convolution: Convolution, tails: Tensor, step: StepStates) -> Tensor:
