@@ -33,12 +33,12 @@ PROMPT = "The quick brown fox jumps over the lazy dog, and the dog does not mind
 GREEDY = {"temperature": 0, "max_tokens": 2}
 ADMINS_ONLY = {
     "CheckWeights", "ContinueGeneration", "DestroyWeightsUpdateGroup", "Drain", "FinishWeightUpdate", "FlushCache",
-    "InitWeightTransferEngine", "InitWeightsUpdateGroup", "IsPaused", "IsSleeping", "LoadAdapter",
-    "ResetPrefixCache", "FlushCacheByGet", "WorldSize",
-    "LoadLoraAdapter", "Pause", "PauseGeneration", "Profile", "ReleaseMemoryOccupation", "RestartEngine", "Resume",
-    "ResumeMemoryOccupation", "ServerInfo", "Sleep", "StartWeightUpdate", "UnloadAdapter", "UnloadLoraAdapter",
-    "UpdateWeightVersion", "UpdateWeights", "UpdateWeightsFromDisk", "UpdateWeightsFromDistributed",
-    "UpdateWeightsFromFiles", "WakeUp", "Watch", "WeightVersion",
+    "FlushCacheByGet", "InitWeightTransferEngine", "InitWeightsUpdateGroup", "IsPaused", "IsSleeping", "LoadAdapter",
+    "LoadLoraAdapter", "Pause", "PauseGeneration", "Profile", "ReleaseMemoryOccupation", "ResetPrefixCache",
+    "RestartEngine", "Resume", "ResumeMemoryOccupation", "ServerInfo", "ShutdownWeightTransferEngine", "Sleep",
+    "StartWeightUpdate", "UnloadAdapter", "UnloadLoraAdapter", "UpdateWeightVersion", "UpdateWeights",
+    "UpdateWeightsFromDisk", "UpdateWeightsFromDistributed", "UpdateWeightsFromFiles", "WakeUp", "Watch",
+    "WeightVersion", "WorldSize",
 }  # fmt: skip
 """Names of operations. An operation that is new belongs here or is for everyone with a key: decide, then add it."""
 NO_KEY = {"Health", "HealthGenerate", "Ready"}
