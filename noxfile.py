@@ -131,15 +131,19 @@ def encoders(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("package", LEAVES)
 def alone(session: nox.Session, package: str) -> None:
-    """Install one leaf without our other packages or torch, and run its tests, so that a hidden import fails."""
+    """Install one leaf without our other packages or torch; import all that its tests import, and run its examples.
+
+    So a hidden import fails. `tests` has the rest of its tests; arguments after -- go to pytest instead.
+    """
     session.install("-c", "constraints.txt", f"./packages/{package}", *TEST_TOOLS)
     names = session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
     ours = [line for line in names.lower().splitlines() if line.startswith(("pagewood", "torch"))]
     if [line.split("==")[0] for line in ours] != [f"pagewood-{package}"]:
         session.error(f"{package} must stand alone, but these are installed: {ours}")
     session.chdir(session.create_tmp())  # so that nothing is imported from the working tree
+    selected = session.posargs or ["-k", "test_readme or test_examples or test_bad_arguments"]
     session.run(
-        "python", "-m", "pytest", "-m", "not gpu and not slow", "-c", str(ROOT / "pyproject.toml"),
+        "python", "-m", "pytest", "-m", "not gpu and not slow", "-c", str(ROOT / "pyproject.toml"), *selected,
         str(ROOT / "packages" / package / "tests"), env={"CI": "true"},  # see `tests`
     )  # fmt: skip
 
