@@ -8,22 +8,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from families.case import build
 from families.registry import CASES, RECURRENT, deep
 from group_in_threads import ranks_are_threads
-from node_threads import following, over_nodes
-from pagewood.engine.api import EngineConfig, SamplingParams, Submit
-from pagewood.engine.build import build_engine
-from pagewood.engine.core.loop import Engine
-from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from node_threads import over_nodes
+from pagewood.engine.api import EngineConfig
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts import gated_delta, short_convolution, state_space
 from pagewood.engine.models.shard import Shard
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.ranks import following as following_ranks
+from pressed import found, say_the_same
 from seeded_faults import Edit, seed_fault
 
 FEW = ("granite4-groups", "qwen3-next")
@@ -32,49 +29,6 @@ STAGED = (
     "lfm2-biases", "granite4-states", "granite4-groups", "granite4-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe",
     "mamba2",
 )  # fmt: skip
-PROMPTS = [list(range(3, 40)), [7, 9, 11], list(range(50, 72)), [*range(3, 30), 60, 61, 62]]
-Answer = tuple[tuple[int, ...], int]
-"""Its tokens, and how many of the prompt were cached."""
-
-
-def found(folder: Path, **options: Any) -> list[Answer]:
-    """Return what an engine answers to prompts, and how many of their tokens were cached, twice.
-
-    With chunks, and with so little memory for pages and states that requests are preempted, and states evicted.
-    """
-    whole: dict[str, Any] = {
-        "model": str(folder), "max_running": 3, "chunked_prefill_size": 16, "page_size": 4, "max_total_tokens": 96,
-        "state_places": 7, "schedule_conservativeness": 0.01,
-    }  # fmt: skip
-    whole |= {"num_threads": options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)}
-    config = EngineConfig(**{**whole, **options})
-    inbox, outbox = MemoryInbox(), MemoryOutbox()
-    answers: dict[str, Answer] = {}
-    with following(config) as errors:
-        engine = build_engine(config, inbox=inbox, outbox=outbox)
-        try:
-            for turn in range(2):
-                ask(engine, inbox, outbox, turn, answers)
-            assert engine.counters().num_preempted > 0
-        finally:
-            engine.close()
-    assert not errors
-    return [answers[name] for name in sorted(answers)]
-
-
-def ask(engine: Engine, inbox: MemoryInbox, outbox: MemoryOutbox, turn: int, answers: dict[str, Answer]) -> None:
-    """Compute all prompts at the same time, and add the answers; every other one is sampled."""
-    for index, prompt in enumerate(PROMPTS):
-        sampling = SamplingParams(max_tokens=24, temperature=float(index % 2), seed=index, ignore_eos=True)
-        inbox.put(Submit(request_id=f"{turn}.{index}", tokens=np.array(prompt, "<i4").tobytes(), sampling=sampling))
-    num_open, pending = len(PROMPTS), None
-    while num_open or pending is not None:
-        pending = engine.advance(pending)
-        for delta in outbox.take():
-            assert delta.refusal is None, delta.refusal
-            tokens, num_cached = answers.get(delta.request_id, ((), 0))
-            answers[delta.request_id] = (*tokens, *delta.tokens), max(num_cached, delta.num_cached_tokens)
-            num_open -= delta.finish is not None
 
 
 def can_be_divided(folder: Path, count: int) -> bool:
@@ -94,7 +48,7 @@ def test_ranks_have_the_tokens_of_one_process(name: str, tmp_path: Path, monkeyp
     build(CASES[name], tmp_path)
     ranks_are_threads(monkeypatch)
     expected = found(tmp_path)
-    assert sum(num for _, num in expected) > 0
+    assert sum(one.num_cached for one in expected) > 0
     if name not in FEW:
         assert found(tmp_path, tensor_parallel_size=2) == expected
     if name in FEW or can_be_divided(tmp_path, 4):
@@ -111,11 +65,11 @@ def test_stages_have_the_tokens_of_one_process(name: str, tmp_path: Path, monkey
     ranks_are_threads(monkeypatch)
     expected = found(tmp_path)
     stages: dict[str, Any] = {"pipeline_parallel_size": 2}
-    assert [tokens for tokens, _ in found(tmp_path, **stages)] == [tokens for tokens, _ in expected]
+    assert say_the_same(found(tmp_path, **stages), expected)
     if name == "lfm2":
         return
     for options in ({"overlap": True}, {"tensor_parallel_size": 2}):
-        assert [one for one, _ in found(tmp_path, **stages, **options)] == [one for one, _ in expected]
+        assert say_the_same(found(tmp_path, **stages, **options), expected)
 
 
 @pytest.mark.slow
@@ -124,7 +78,7 @@ def test_a_stage_may_have_no_recurrent_layer(kinds: str, tmp_path: Path, monkeyp
     build(deep("qwen3.5", kinds), tmp_path)
     ranks_are_threads(monkeypatch)
     expected = found(tmp_path)
-    assert [one for one, _ in found(tmp_path, pipeline_parallel_size=2)] == [one for one, _ in expected]
+    assert say_the_same(found(tmp_path, pipeline_parallel_size=2), expected)
 
 
 @pytest.mark.slow

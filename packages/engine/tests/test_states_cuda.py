@@ -316,9 +316,11 @@ def test_seeded_faults_are_found(fault: str, folder: Path) -> None:
     ("options", "message"),
     [
         ({"speculative": "ngram"}, "speculative must be off for .* recurrent layers such as Lfm2ForCausalLM on CUDA"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size must be 1 for .* on CUDA, got 2"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1 for .* on CUDA, got 2"),
-        ({"tensor_parallel_size": 2, "enable_dp_attention": True}, "tensor_parallel_size must be 1 for .* on CUDA"),
+        (
+            {"tensor_parallel_size": 2, "enable_dp_attention": True},
+            "enable_dp_attention must be False for .* Lfm2ForCausalLM on CUDA, got True",
+        ),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be at most 1, the number of layers with"),
         ({"host_cache_gb": 0.1}, "host_cache_gb must be None for .* on CUDA, got 0.1"),
         ({"state_places": 2}, "state_places must be at least max_running 4, got 2"),
     ],

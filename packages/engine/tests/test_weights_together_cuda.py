@@ -96,6 +96,8 @@ WAYS: dict[str, Way] = {
     "by request with a head": Way({**BY_REQUEST, **drafting("eagle")}),
     "hosts": Way({"tensor_parallel_size": 2, "nnodes": 2}),
     "stages on hosts": Way({**STAGES, "nnodes": 2}),
+    "ranks with recurrent layers": Way({"tensor_parallel_size": 2}, "falcon-h1"),
+    "stages with recurrent layers": Way(STAGES, "falcon-h1"),
     "host cache": Way({"host_cache_gb": 0.01}),
     "ranks with a head": Way({"tensor_parallel_size": 2, **drafting("eagle")}),
 }  # fmt: skip

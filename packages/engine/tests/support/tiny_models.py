@@ -48,6 +48,7 @@ _MODELS |= {
             "qk_rope_head_dim": _ROTATED, "v_head_dim": _VALUE, "num_mtp_layers": 0,
         },
     ),
+    "falcon-h1": ("FalconH1", {"mamba_d_ssm": 48, "mamba_n_heads": 4, "mamba_d_state": 16}),
 }  # fmt: skip
 WITH_EXPERTS = ("glm4-moe", "deepseek3")
 """Those whose layers for multi-token prediction have experts."""

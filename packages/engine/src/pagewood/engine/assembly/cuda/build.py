@@ -35,7 +35,7 @@ from pagewood.engine.assembly.part_with_tower import with_tower
 from pagewood.engine.assembly.policies import Policies, chosen
 from pagewood.engine.assembly.ranks.expert_options import expert_change
 from pagewood.engine.assembly.ranks.stage_cuts import stage_cuts
-from pagewood.engine.assembly.state_sizes import StateSizes, described_states, state_sizes
+from pagewood.engine.assembly.state_sizes import StateSizes
 from pagewood.engine.assembly.steps.draft_control import draft_control, measure_cost
 from pagewood.engine.assembly.tiers.lower_caches import tiered_cache
 from pagewood.engine.core.loop import Engine, EngineInfo, Runner
@@ -370,8 +370,7 @@ def _check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
         return
     for name, off in (
         ("speculative", "off"),
-        ("tensor_parallel_size", 1),
-        ("pipeline_parallel_size", 1),
+        ("enable_dp_attention", False),
         ("host_cache_gb", None),
     ):
         value = getattr(config, name)
@@ -536,10 +535,7 @@ def build_cuda_runner(
         ),
         page_bytes=parts.page_bytes,
     )
-    states = _state_sizes(config, model.config, budget)
-    if model.config.states is not None:
-        budget = replace(budget, state_bytes=(states.num_places + 1) * model.config.states.bytes_per_page)
-        _log.info(described_states(states, config, model.config.states))
+    states, budget = budget.with_states(config, model, None if rank is None else rank.store)
     of_rank = config
     if config.max_total_tokens is not None:  # each rank has its part of the requests, and of their tokens
         of_rank = replace(config, max_total_tokens=config.max_total_tokens // num_pools)
@@ -595,13 +591,6 @@ def build_cuda_runner(
             ],
         ),
     )
-
-
-def _state_sizes(config: EngineConfig, model: ModelConfig, budget: Budget) -> StateSizes:
-    """Return how many states have a place in what the budget leaves, of which pages take the rest."""
-    size = 0 if model.states is None else model.states.bytes_per_page
-    available = max(0, budget.left_bytes - size)  # without the place of the runner itself
-    return state_sizes(config, model, page_bytes=budget.page_bytes, state_bytes=size, available=available)
 
 
 def _has_float8(device: torch.device) -> bool:

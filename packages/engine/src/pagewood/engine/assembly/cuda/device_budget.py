@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pagewood.engine.api import SAMPLING_PARAMETERS, EngineConfig, SamplingParams
+from pagewood.engine.assembly.state_sizes import StateSizes, described_states, state_sizes
 from pagewood.engine.core.loop import Runner
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.models.config import ModelConfig
+from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.parts.choice import AnyMixer, paged_part, recurrent_part
+from pagewood.engine.runner.cuda.rank_store import RankStore
+
+_log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 _WRAPPER_BYTES = 8 << 20  # integer workspace of each FlashInfer wrapper on the device
@@ -42,6 +49,28 @@ class Budget:
     @property
     def _taken_bytes(self) -> int:
         return self.weight_bytes + self.activation_bytes + self.graph_bytes + self.state_bytes
+
+    def with_states(
+        self, config: EngineConfig, model: Decoder[Tensor], store: RankStore | None
+    ) -> tuple[StateSizes, Budget]:
+        """Return how many states have a place, the same number on all ranks of a `store`, and what leaves them room.
+
+        One more place is the runner's own. Pages take the rest.
+
+        Raises:
+            RunnerLostError: the group of ranks has ended.
+            ValueError: see `state_sizes`.
+        """
+        own = model.config.states  # None: this stage has no recurrent layer
+        size = 0 if own is None else own.bytes_per_page
+        available = max(0, self.left_bytes - size)
+        sizes = state_sizes(config, model.whole, page_bytes=self.page_bytes, state_bytes=size, available=available)
+        if store is not None and model.whole.states is not None:
+            num_places = min(store.numbers("places of states", sizes.num_places))
+            sizes = StateSizes(num_places=num_places, interval=max(store.numbers("interval of states", sizes.interval)))
+        if own is not None:
+            _log.info(described_states(sizes, config, own))
+        return sizes, replace(self, state_bytes=(sizes.num_places + 1) * size)
 
     def num_pages(self, config: EngineConfig) -> int:
         """Return the number of pages of KV memory: as configured, or all that fit besides the runner's own page.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, cast
@@ -1153,15 +1154,12 @@ class CUDARunner:
         return last
 
     def _forward_in_graph(self, sources: Tensor, positions: Tensor, attention: Any, wanted: Tensor) -> Tensor:
-        if self._relay is None:
-            rows, size = None, len(positions)
-            if self._division is not None:
-                rows = self._division.rows(size, size, size, size)
-            recurrence = None if self.recurrent is None else self.recurrent.of_graph(sources)
+        rows, size = None, len(positions)
+        if self._division is not None:
+            rows = self._division.rows(size, size, size, size)
+        recurrence = None if self.recurrent is None else self.recurrent.of_graph(sources)
+        with nullcontext() if self._relay is None else self._relay.in_graph():
             states = self._last_states(sources, positions, attention, wanted, rows, recurrence=recurrence)
-        else:
-            with self._relay.in_graph():
-                states = self._last_states(sources, positions, attention, wanted)
         if not self._is_last:
             return states
         logits = self._model.head(states)

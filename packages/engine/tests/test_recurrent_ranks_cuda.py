@@ -1,0 +1,189 @@
+"""Models with recurrent layers on ranks and in stages of CUDA devices without a GPU: the answers of one device.
+
+Ranks are threads, on stand-ins. `test_recurrent_ranks.py` has the same for CPUs. The faults in `FAULTS` are seeded one
+at a time, and each is found.
+"""
+
+# pyright: basic
+# torch is typed in part only.
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from adapter_bench import Bench, check_scores
+from adapter_folders import changeable, write_adapter
+from cuda_ranks import use_stand_ins
+from families.case import Case, build
+from families.registry import CASES, deep
+from group_in_threads import ranks_are_threads
+from node_threads import over_nodes
+from pagewood.engine.api import EngineConfig
+from pagewood.engine.assembly.cuda.build import build_on
+from pagewood.engine.core.loop import Engine
+from pagewood.engine.model_folder.adapter_modules import model_modules
+from pagewood.engine.models.parts import gated_delta, short_convolution, state_space
+from pagewood.engine.runner.cuda.runner import CUDARunner
+from pagewood.engine.runner.cuda.state_memory import CUDAStates
+from pagewood.engine.runner.ranks import following as following_ranks
+from pressed import Answer, found, say_the_same
+from seeded_faults import Edit, seed_fault, slow_ones
+from stand_ins import flashinfer_torch
+from stand_ins.nccl_gloo import NCCLGroup
+from stand_ins.recording_device import RecordingDevice
+
+pytestmark = pytest.mark.usefixtures("small_buffers")
+
+TENSOR, STAGES = "tensor_parallel_size", "pipeline_parallel_size"
+KIMI = replace(
+    CASES["kimi-linear"],
+    extra={
+        **CASES["kimi-linear"].extra, "layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4,
+    },
+    file={
+        **CASES["kimi-linear"].file,
+        "linear_attn_config": {
+            **CASES["kimi-linear"].file["linear_attn_config"], "full_attn_layers": [2, 4], "kda_layers": [1, 3],
+        },
+    },
+)  # fmt: skip
+DIVIDED = (
+    "granite4-states", "granite4-groups", "qwen3-next", "lfm2", "falcon-h1", "falcon-h1-norm-last", "olmo-hybrid",
+    "nemotron-h",
+)  # fmt: skip
+"""Mamba 2 whose ranks share a group, and with groups; a gated delta rule; a short convolution; Mamba 2 beside attention
+without a norm, and with one; filters that are apart; and layers without a mixer."""
+STAGED: dict[str, Case] = {
+    "lfm2": deep("lfm2", "rrffrr"),
+    "qwen3.5": deep("qwen3.5"),
+    "granite4-groups": deep("granite4-groups"),
+    "falcon-h1": CASES["falcon-h1"],
+    "kimi-linear": KIMI,
+    "none in the second": deep("qwen3.5", "rrff"),
+    "none in the first": deep("qwen3.5", "ffrf"),
+}
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let engines for CUDA, and their other ranks, use the stand-ins."""
+    use_stand_ins(monkeypatch)
+    ranks_are_threads(monkeypatch)
+
+
+def on_devices(folder: Path, *, device: RecordingDevice | None = None, **options: Any) -> list[Answer]:
+    """Return what an engine on stand-ins answers."""
+
+    def made(config: EngineConfig, **links: Any) -> Engine:
+        return build_on(device or RecordingDevice(), flashinfer_torch, config, **links)
+
+    return found(folder, build=made, device="cuda", dtype="float32", **options)
+
+
+@pytest.mark.parametrize("name", slow_ones(DIVIDED, *DIVIDED[1:]))
+def test_ranks_answer_as_the_cpu(name: str, tmp_path: Path) -> None:
+    """And so as one device, see `test_states_cuda`."""
+    build(CASES[name], tmp_path)
+    expected = found(tmp_path)
+    assert sum(one.num_cached for one in expected) > 0
+    assert on_devices(tmp_path, **{TENSOR: 2}) == expected
+    if name in ("granite4-groups", "qwen3-next"):
+        assert on_devices(tmp_path, **{TENSOR: 4}, batch_invariant=True, overlap=False) == expected
+
+
+@pytest.mark.parametrize("name", slow_ones(STAGED, *list(STAGED)[1:]))
+def test_stages_answer_as_the_cpu(name: str, tmp_path: Path) -> None:
+    """Each has the states of its own layers, if any are recurrent."""
+    build(STAGED[name], tmp_path)
+    expected = found(tmp_path)
+    assert say_the_same(on_devices(tmp_path, **{STAGES: 2}), expected)
+    if name == "qwen3.5":
+        assert on_devices(tmp_path) == expected
+        for options in ({"overlap": True}, {TENSOR: 2}):
+            assert say_the_same(on_devices(tmp_path, **{STAGES: 2}, **options), expected)
+
+
+@pytest.mark.parametrize("options", [{STAGES: 2}, *(pytest.param(one, marks=pytest.mark.slow)
+                                                    for one in ({TENSOR: 2}, {STAGES: 2, TENSOR: 2}))])  # fmt: skip
+def test_ranks_with_a_device_each_have_graphs(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The groups of torch are stand-ins too, with the same methods."""
+    build(deep("granite4-groups"), tmp_path)
+    expected = found(tmp_path)
+    monkeypatch.setattr(distributed, "ProcessGroupNCCL", NCCLGroup, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    device = RecordingDevice()
+    assert say_the_same(on_devices(tmp_path, device=device, **options), expected)
+    assert device.num_replayed > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{TENSOR: 2}, {STAGES: 2}, {STAGES: 2, TENSOR: 2}])
+def test_two_hosts_answer_as_one_device(options: dict[str, Any], tmp_path: Path) -> None:
+    build(deep("qwen3.5"), tmp_path)
+    expected = found(tmp_path)
+    config = over_nodes(2, EngineConfig(device="cuda", **options))
+    hosts: dict[str, Any] = {"nnodes": 2, "master_addr": config.master_addr}
+    assert say_the_same(on_devices(tmp_path, **options, **hosts), expected)
+
+
+_ROWS = "found.append(np.arange(start + units.start * size, start + units.stop * size))"
+_OTHER_ROWS = "found.append(np.arange(start, start + len(units) * size))"
+_BATCH = "assert isinstance(batch, Batch)"
+FAULTS: dict[str, tuple[Case, dict[str, Any], Edit]] = {
+    "a stage has the states of another layer": (
+        STAGED["lfm2"], {STAGES: 2}, (CUDAStates, "convolve", "self._places[layer]", "0 * self._places[layer]")
+    ),
+    "a rank forgets copies": (
+        CASES["lfm2"], {TENSOR: 2}, (following_ranks, "_follow", _BATCH, f"{_BATCH}; batch.state_copies[:, 1] = 0")
+    ),
+    "the second stage keeps states of the position before": (
+        STAGED["lfm2"], {STAGES: 2},
+        (CUDARunner, "_launch", "slot = self._staging.take()",
+         "batch.state_copies[:, 1] -= self._is_last; slot = self._staging.take()"),
+    ),
+    "a rank has heads of another one": (
+        CASES["granite4-states"], {TENSOR: 2}, (state_space, "rows_of", _ROWS, _OTHER_ROWS)
+    ),
+    "a rank has rows of another one": (
+        CASES["qwen3-next"], {TENSOR: 2}, (gated_delta, "rows_of", _ROWS, _OTHER_ROWS)
+    ),
+    "a rank has channels of another one": (
+        CASES["lfm2"], {TENSOR: 2}, (short_convolution, "rows_of", _ROWS, _OTHER_ROWS)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_seeded_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, options, edit = FAULTS[name]
+    build(case, tmp_path)
+    expected = found(tmp_path)
+    seed_fault([edit], monkeypatch)
+    assert not say_the_same(on_devices(tmp_path, **options), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{TENSOR: 2}, {STAGES: 2}], ids=["ranks", "stages"])
+@pytest.mark.parametrize("name", ["qwen3.5", "granite4-groups", "lfm2"])
+def test_adapters_of_recurrent_layers_compute_what_peft_does(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = build(deep(name), tmp_path)
+    known = changeable(name, reference, model_modules(tmp_path))
+    changed = write_adapter(copy.deepcopy(reference), tmp_path / "a", r=4, lora_alpha=6, **known)
+    made = partial(build_on, RecordingDevice(), flashinfer_torch)
+    own: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_length": 128, "max_adapter_rank": 8}
+    bench = Bench(tmp_path, build=made, adapters="a", num_threads=2, **own, **options)
+    check_scores(bench, {None: reference, "a": changed})
+    bench.engine.close()
