@@ -194,8 +194,6 @@ def test_greedy_tokens(pair: Pair, runner: CPURunner, chunk: int) -> None:
 def test_logits_of_the_cuda_runner(pair: Pair) -> None:
     """On stand-ins, for two prompts in chunks; of a layer that attends within chunks, it takes one such chunk."""
     model = load_model(pair.folder, CUDAOps(flashinfer_torch))
-    if not model.config.paged:
-        pytest.skip("models without attention run on CPUs only")
     storage = storage_for(model.config.memory_layout(page_size=PAGE_SIZE), 60)
     states = None if model.config.states is None else allocate(model.config.states, 2 * MOST_ROWS + 1)
     runner = CUDARunner(model, storage, flashinfer_torch, RecordingDevice(), max_rows=2, max_length=160, states=states)

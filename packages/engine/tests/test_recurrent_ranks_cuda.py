@@ -57,16 +57,17 @@ KIMI = replace(
 )  # fmt: skip
 DIVIDED = (
     "granite4-states", "granite4-groups", "qwen3-next", "lfm2", "falcon-h1", "falcon-h1-norm-last", "olmo-hybrid",
-    "nemotron-h",
+    "nemotron-h", "mamba2",
 )  # fmt: skip
 """Mamba 2 whose ranks share a group, and with groups; a gated delta rule; a short convolution; Mamba 2 beside attention
-without a norm, and with one; filters that are apart; and layers without a mixer."""
+without a norm, and with one; filters that are apart; layers without a mixer; and Mamba 2 alone."""
 STAGED: dict[str, Case] = {
     "lfm2": deep("lfm2", "rrffrr"),
     "qwen3.5": deep("qwen3.5"),
     "granite4-groups": deep("granite4-groups"),
     "falcon-h1": CASES["falcon-h1"],
     "kimi-linear": KIMI,
+    "mamba2": deep("mamba2"),
     "none in the second": deep("qwen3.5", "rrff"),
     "none in the first": deep("qwen3.5", "ffrf"),
 }

@@ -1,6 +1,7 @@
 """Models without attention: their pages index tokens only, and a hit reaches as far as a state.
 
-`test_parity`, `test_family_engines` and `test_recurrent_ranks` have Mamba 2 among the other families.
+`test_parity`, `test_family_engines`, `test_recurrent_ranks` and, for CUDA, `test_states_cuda` and
+`test_recurrent_ranks_cuda` have Mamba 2 among the other families.
 """
 
 # pyright: basic
@@ -16,13 +17,16 @@ import torch
 
 from gguf_cases import FILES, write
 from pagewood.engine.api import EngineConfig, SamplingParams
-from pagewood.engine.assembly.cuda.build import kernel_needs
+from pagewood.engine.assembly.cuda.build import build_on
+from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.head_config import HeadNames
 from pagewood.engine.models.head_config import _read_mtp as read_mtp
 from pagewood.engine.offline.llm import LLM
 from pagewood.engine.weights.gguf import folder
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
 
 
 @pytest.fixture
@@ -62,11 +66,18 @@ def test_a_prompt_is_hit_up_to_a_state_within_it(written: tuple[Path, Any]) -> N
         assert list(one.tokens) == expected[0, len(tokens) :].tolist()
 
 
+def test_a_device_is_not_filled_with_an_index(written: tuple[Path, Any]) -> None:
+    """Pages of a few bytes a token would fill it with places that no request could use."""
+    for max_length, num_tokens in ((64, 3 * 2048), (8192, 8192)):
+        config = EngineConfig(model=str(written[0]), device="cuda", max_running=3, max_length=max_length)
+        engine = build_on(RecordingDevice(), flashinfer_torch, config, inbox=MemoryInbox(), outbox=MemoryOutbox())
+        assert engine.info.num_pages * engine.info.page_size == num_tokens
+        engine.close()
+
+
 def test_what_does_not_go_together_is_refused(written: tuple[Path, Any], model: ModelConfig) -> None:
     with pytest.raises(ValueError, match="host_cache_gb must be None for a model without attention such as Mamba2"):
         LLM(str(written[0]), host_cache_gb=0.1, max_total_tokens=256)
-    with pytest.raises(ValueError, match="device must be cpu for a model without attention such as Mamba2"):
-        kernel_needs(EngineConfig(device="cuda"), model)
     names = HeadNames(layers=("mtp.layers.0",), projection="mtp.fc", hidden_norm="a", norm="b", token_norm="c")
     with pytest.raises(ValueError, match="a head needs a target with attention, got Mamba2ForCausalLM"):
         read_mtp(names, model)

@@ -142,6 +142,17 @@ def test_an_encoder_is_inspected_and_not_checked(tmp_path: Path, capsys: pytest.
     assert "model must be a decoder, whose logits are compared, got the encoder BertModel" in capsys.readouterr().err
 
 
+def test_a_model_without_attention_is_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = transformers.Mamba2Config(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_heads=4, head_dim=16, state_size=16, n_groups=2
+    )
+    transformers.Mamba2ForCausalLM(config).save_pretrained(tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "no attention, 60 tokens" in out
+    assert "recurrent layers: 2 of 2" in out
+
+
 def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--dtype", "float16"]) == 2
     assert "dtype must be float32 or bfloat16 on a CPU" in capsys.readouterr().err

@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 README = Path(__file__).parents[3] / "src/pagewood/engine/models/families/README.md"
 _NO_CASE = "no case of its own"
-_ON_CPUS = ("Mamba2ForCausalLM",)
 BEGIN, END = "<!-- families: made by tests/support/families/table.py -->", "<!-- end of families -->"
 _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -81,7 +80,7 @@ _KNOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
             "Nemotron-H, Nemotron Nano 2 and 3",
             "each layer a Mamba 2, an attention without rotation, a feed-forward or experts alone",
         ),
-        "Mamba2ForCausalLM": ("Mamba 2, Codestral Mamba 7B", "no attention: CPUs only, and pages that index tokens"),
+        "Mamba2ForCausalLM": ("Mamba 2, Codestral Mamba 7B", "no attention: pages index tokens only"),
         "BambaForCausalLM": ("Bamba", "Mamba 2 in most layers; half of each head rotated in the others"),
         "FalconH1ForCausalLM": ("Falcon-H1", "attention and Mamba 2 beside each other in each layer; multipliers"),
         "OlmoHybridForCausalLM": ("OLMo Hybrid", "gated delta nets, whose strength goes to 2; OLMo 2's other layers"),
@@ -124,8 +123,7 @@ def markdown() -> str:
         cells = (
             f"`{kind}`",
             checkpoints,
-            "compared" if kind in compared else _NO_CASE,
-            "refused" if kind in _ON_CPUS else "compared" if kind in compared else _NO_CASE,
+            *["compared" if kind in compared else _NO_CASE] * 2,
             ", ".join(gguf.get(kind, ())),
             remarks,
         )

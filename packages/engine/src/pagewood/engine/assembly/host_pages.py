@@ -9,7 +9,7 @@ from pagewood.kvpool import LayerGroups
 
 _MEMORY_SHARE = 0.25
 """Part of the free memory that the KV cache may take unless the configuration sets its size."""
-_TYPICAL_LENGTH = 2048
+TYPICAL_LENGTH = 2048
 """Tokens for which every row has room unless the configuration sets the size of the KV memory."""
 
 
@@ -28,7 +28,7 @@ def host_pages(config: EngineConfig, max_position: int, groups: LayerGroups, pag
     else:
         per_row, for_longest = (
             -(-num_frames_needed(groups.windows, length, **sizes) // num_groups)
-            for length in (min(longest, _TYPICAL_LENGTH), longest)
+            for length in (min(longest, TYPICAL_LENGTH), longest)
         )
         useful = max(config.num_rows * per_row, for_longest)
         num_pages = min(useful, int(available * _MEMORY_SHARE) // page_bytes)

@@ -114,10 +114,10 @@ def _described(found: Inspection) -> str:
     """Return the report for a reader."""
     model = found.model
     windows = {window for window in model.windows if window is not None}
-    attention, sizes = model.paged[0], [layer.feed_forward.size for layer in model.layers]
+    sizes = [layer.feed_forward.size for layer in model.layers]
     shape = (
         f"{model.num_layers} layers, hidden size {model.hidden_size}, inner size {next(filter(None, sizes), 0)}, "
-        f"{_heads(attention)}, "
+        f"{_heads(model.paged[0]) if model.paged else 'no attention'}, "
         f"{model.vocab_size} tokens"
     )
     if model.is_encoder:

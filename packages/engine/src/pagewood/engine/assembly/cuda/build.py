@@ -314,9 +314,8 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
     Raises:
         ValueError: there are none for the model, or no batch-invariant ones where they are requested.
     """
-    if model.is_encoder or not model.paged:
-        kind = "an encoder" if model.is_encoder else "a model without attention"
-        raise ValueError(f"device must be cpu for {kind} such as {model.architecture}, got {config.device!r}")
+    if model.is_encoder:
+        raise ValueError(f"device must be cpu for an encoder such as {model.architecture}, got {config.device!r}")
     _check_recurrent(config, model)
     for head_dim in model.head_dims:
         _check_heads(config, head_dim)
@@ -338,9 +337,11 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
 
 def _needs_of(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
     """Return the attention kernels of the layers of a model."""
-    if isinstance(model.paged[0], LatentAttentionConfig):
+    if model.paged and isinstance(model.paged[0], LatentAttentionConfig):
         return [_latent_needs(config, model, model.paged[0])]
     kinds: dict[tuple[int, int, bool], set[bool]] = {}
+    if not model.paged:
+        kinds[HEAD_DIMS[0], 1, False] = set()  # what steps need beside attention
     for one in model.attentions:
         kind = one.head_dim, one.group, one.soft_cap is not None
         kinds.setdefault(kind, set()).add(one.window is not None and not one.is_chunked)
@@ -539,7 +540,8 @@ def build_cuda_runner(
     of_rank = config
     if config.max_total_tokens is not None:  # each rank has its part of the requests, and of their tokens
         of_rank = replace(config, max_total_tokens=config.max_total_tokens // num_pools)
-    num_pages, page_bytes = budget.num_pages(of_rank), [parts.page_bytes]
+    num_pages = budget.num_pages(of_rank, longest=None if model.whole.paged else longest)
+    page_bytes = [parts.page_bytes]
     if rank is not None:
         num_pages = min(rank.store.numbers("pages", num_pages))
         page_bytes = rank.store.numbers("bytes of a page", parts.page_bytes)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pagewood.engine.api import SAMPLING_PARAMETERS, EngineConfig, SamplingParams
+from pagewood.engine.assembly.host_pages import TYPICAL_LENGTH
 from pagewood.engine.assembly.state_sizes import StateSizes, described_states, state_sizes
 from pagewood.engine.core.loop import Runner
 from pagewood.engine.core.messages.batch import Batch
@@ -72,8 +73,10 @@ class Budget:
             _log.info(described_states(sizes, config, own))
         return sizes, replace(self, state_bytes=(sizes.num_places + 1) * size)
 
-    def num_pages(self, config: EngineConfig) -> int:
+    def num_pages(self, config: EngineConfig, *, longest: int | None = None) -> int:
         """Return the number of pages of KV memory: as configured, or all that fit besides the runner's own page.
+
+        With the `longest` request of a model whose pages index tokens only, these are not more than are of use.
 
         Raises:
             ValueError: too few fit.
@@ -91,6 +94,8 @@ class Budget:
                 f"KV memory of {needed} pages lacks {-(-missing // MIB)} MiB, {self}: {change}lower max_total_tokens, "
                 "chunked_prefill_size or max_running, or free memory on the device"
             )
+        if longest is not None:
+            fitting = min(fitting, -(-max(longest, config.num_rows * TYPICAL_LENGTH) // config.page_size))
         return fitting if config.max_total_tokens is None else needed
 
     def __str__(self) -> str:

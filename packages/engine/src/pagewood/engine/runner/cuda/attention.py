@@ -494,7 +494,8 @@ class FlashInferAttention:
         """Return how many empty grants must be added to a step without a graph."""
         if not self._batch_invariant:
             return 0
-        return max(num_empty_grants(num_tokens, num_grants, heads.group) for heads in self.shape.heads.values())
+        counts = (num_empty_grants(num_tokens, num_grants, heads.group) for heads in self.shape.heads.values())
+        return max(counts, default=0)
 
     def _verify_kernels(self, memory: Places | None, masks: Masks | None) -> VerifyKernels:
         return VerifyKernels(

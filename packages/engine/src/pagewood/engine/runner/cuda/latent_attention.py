@@ -388,19 +388,23 @@ def attention_over(
 ) -> AnyAttention:
     """Return the attention of a model over its memory; see `FlashInferAttention` and `PagedLatentAttention`.
 
-    Layers without pages stand in the place of the first one with pages, see `models.memory.layer_groups`.
+    Layers without pages stand in the place of the first one with pages, see `models.memory.layer_groups`. If none has
+    pages, nothing is planned.
 
     Raises:
         ValueError: the memory does not hold what the layers need; or FlashInfer has no kernels for that.
     """
     paged = [paged_part(layer) for layer in layers]
-    first, groups = next(layer for layer in paged if layer is not None), groups or layer_groups(layers)
-    own = [layer or first for layer in paged]
+    first, groups = next((layer for layer in paged if layer is not None), None), groups or layer_groups(layers)
+    own = [] if first is None else [layer or first for layer in paged]
     heads = [layer for layer in own if isinstance(layer, AttentionConfig)]
     latent = [layer for layer in own if isinstance(layer, LatentAttentionConfig)]
     if isinstance(storage, KVStorage) and not latent:
-        shape = AttentionShape.of(heads, dtype=dtype, groups=groups)
-        return FlashInferAttention(flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=verifies)
+        shape = AttentionShape.of(heads, dtype=dtype, groups=groups if heads else groups.shared([]))
+        return FlashInferAttention(
+            flashinfer, storage, shape, batch_invariant=batch_invariant, verifies=verifies,
+            workspace_bytes=None if heads else 0,
+        )  # fmt: skip
     if isinstance(storage, LatentStorage) and not heads:
         return PagedLatentAttention(
             flashinfer, storage, latent, groups, dtype=dtype, max_length=max_length, batch_invariant=batch_invariant,
