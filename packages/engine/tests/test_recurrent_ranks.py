@@ -68,7 +68,8 @@ def test_stages_have_the_tokens_of_one_process(name: str, tmp_path: Path, monkey
     assert say_the_same(found(tmp_path, **stages), expected)
     if name == "lfm2":
         return
-    for options in ({"overlap": True}, {"tensor_parallel_size": 2}):
+    others: list[dict[str, Any]] = [{"overlap": True}, {"tensor_parallel_size": 2}]
+    for options in others:
         assert say_the_same(found(tmp_path, **stages, **options), expected)
 
 

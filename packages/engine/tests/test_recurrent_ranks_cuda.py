@@ -21,7 +21,7 @@ from torch import distributed
 
 from adapter_bench import Bench, check_scores
 from adapter_folders import changeable, write_adapter
-from cuda_ranks import use_stand_ins
+from cuda_ranks import small, use_stand_ins
 from families.case import Case, build
 from families.registry import CASES, deep
 from group_in_threads import ranks_are_threads
@@ -35,6 +35,7 @@ from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.cuda.state_memory import CUDAStates
 from pagewood.engine.runner.ranks import following as following_ranks
 from pressed import Answer, found, say_the_same
+from random_traffic import check_alike
 from seeded_faults import Edit, seed_fault, slow_ones
 from stand_ins import flashinfer_torch
 from stand_ins.nccl_gloo import NCCLGroup
@@ -42,7 +43,9 @@ from stand_ins.recording_device import RecordingDevice
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
 
-TENSOR, STAGES = "tensor_parallel_size", "pipeline_parallel_size"
+RANKS: dict[str, Any] = {"tensor_parallel_size": 2}
+STAGES: dict[str, Any] = {"pipeline_parallel_size": 2}
+BOTH: dict[str, Any] = {**RANKS, **STAGES}
 KIMI = replace(
     CASES["kimi-linear"],
     extra={
@@ -80,13 +83,13 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks_are_threads(monkeypatch)
 
 
+def made(config: EngineConfig, *, device: RecordingDevice | None = None, **links: Any) -> Engine:
+    return build_on(device or RecordingDevice(), flashinfer_torch, config, **links)
+
+
 def on_devices(folder: Path, *, device: RecordingDevice | None = None, **options: Any) -> list[Answer]:
     """Return what an engine on stand-ins answers."""
-
-    def made(config: EngineConfig, **links: Any) -> Engine:
-        return build_on(device or RecordingDevice(), flashinfer_torch, config, **links)
-
-    return found(folder, build=made, device="cuda", dtype="float32", **options)
+    return found(folder, build=partial(made, device=device), device="cuda", dtype="float32", **options)
 
 
 @pytest.mark.parametrize("name", slow_ones(DIVIDED, *DIVIDED[1:]))
@@ -95,9 +98,9 @@ def test_ranks_answer_as_the_cpu(name: str, tmp_path: Path) -> None:
     build(CASES[name], tmp_path)
     expected = found(tmp_path)
     assert sum(one.num_cached for one in expected) > 0
-    assert on_devices(tmp_path, **{TENSOR: 2}) == expected
+    assert on_devices(tmp_path, **RANKS) == expected
     if name in ("granite4-groups", "qwen3-next"):
-        assert on_devices(tmp_path, **{TENSOR: 4}, batch_invariant=True, overlap=False) == expected
+        assert on_devices(tmp_path, tensor_parallel_size=4, batch_invariant=True, overlap=False) == expected
 
 
 @pytest.mark.parametrize("name", slow_ones(STAGED, *list(STAGED)[1:]))
@@ -105,15 +108,15 @@ def test_stages_answer_as_the_cpu(name: str, tmp_path: Path) -> None:
     """Each has the states of its own layers, if any are recurrent."""
     build(STAGED[name], tmp_path)
     expected = found(tmp_path)
-    assert say_the_same(on_devices(tmp_path, **{STAGES: 2}), expected)
+    assert say_the_same(on_devices(tmp_path, **STAGES), expected)
     if name == "qwen3.5":
         assert on_devices(tmp_path) == expected
-        for options in ({"overlap": True}, {TENSOR: 2}):
-            assert say_the_same(on_devices(tmp_path, **{STAGES: 2}, **options), expected)
+        for options in ({**STAGES, "overlap": True}, BOTH):
+            assert say_the_same(on_devices(tmp_path, **options), expected)
 
 
-@pytest.mark.parametrize("options", [{STAGES: 2}, *(pytest.param(one, marks=pytest.mark.slow)
-                                                    for one in ({TENSOR: 2}, {STAGES: 2, TENSOR: 2}))])  # fmt: skip
+@pytest.mark.parametrize("options", [STAGES, *(pytest.param(one, marks=pytest.mark.slow)
+                                                    for one in (RANKS, BOTH))])  # fmt: skip
 def test_ranks_with_a_device_each_have_graphs(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +131,7 @@ def test_ranks_with_a_device_each_have_graphs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{TENSOR: 2}, {STAGES: 2}, {STAGES: 2, TENSOR: 2}])
+@pytest.mark.parametrize("options", [RANKS, STAGES, BOTH])
 def test_two_hosts_answer_as_one_device(options: dict[str, Any], tmp_path: Path) -> None:
     build(deep("qwen3.5"), tmp_path)
     expected = found(tmp_path)
@@ -137,29 +140,42 @@ def test_two_hosts_answer_as_one_device(options: dict[str, Any], tmp_path: Path)
     assert say_the_same(on_devices(tmp_path, **options, **hosts), expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [RANKS, STAGES, {**STAGES, "overlap": True}])
+def test_random_traffic_has_the_tokens_of_one_device(options: dict[str, Any], tmp_path: Path) -> None:
+    """Chunks, hits, preemption and aborts."""
+    build(deep("granite4-groups"), tmp_path)
+    few: dict[str, Any] = {
+        "max_running": 6, "chunked_prefill_size": 8, "max_total_tokens": 160, "max_length": 80, "state_places": 9,
+        "schedule_conservativeness": 0.05,
+    }  # fmt: skip
+    whole, ranked = small(tmp_path, max_running=6, max_total_tokens=2048), small(tmp_path, **few, **options)
+    assert sum(check_alike(whole, ranked, seed, build=made) for seed in range(3)) > 0
+
+
 _ROWS = "found.append(np.arange(start + units.start * size, start + units.stop * size))"
 _OTHER_ROWS = "found.append(np.arange(start, start + len(units) * size))"
 _BATCH = "assert isinstance(batch, Batch)"
 FAULTS: dict[str, tuple[Case, dict[str, Any], Edit]] = {
     "a stage has the states of another layer": (
-        STAGED["lfm2"], {STAGES: 2}, (CUDAStates, "convolve", "self._places[layer]", "0 * self._places[layer]")
+        STAGED["lfm2"], STAGES, (CUDAStates, "convolve", "self._places[layer]", "0 * self._places[layer]")
     ),
     "a rank forgets copies": (
-        CASES["lfm2"], {TENSOR: 2}, (following_ranks, "_follow", _BATCH, f"{_BATCH}; batch.state_copies[:, 1] = 0")
+        CASES["lfm2"], RANKS, (following_ranks, "_follow", _BATCH, f"{_BATCH}; batch.state_copies[:, 1] = 0")
     ),
     "the second stage keeps states of the position before": (
-        STAGED["lfm2"], {STAGES: 2},
+        STAGED["lfm2"], STAGES,
         (CUDARunner, "_launch", "slot = self._staging.take()",
          "batch.state_copies[:, 1] -= self._is_last; slot = self._staging.take()"),
     ),
     "a rank has heads of another one": (
-        CASES["granite4-states"], {TENSOR: 2}, (state_space, "rows_of", _ROWS, _OTHER_ROWS)
+        CASES["granite4-states"], RANKS, (state_space, "rows_of", _ROWS, _OTHER_ROWS)
     ),
     "a rank has rows of another one": (
-        CASES["qwen3-next"], {TENSOR: 2}, (gated_delta, "rows_of", _ROWS, _OTHER_ROWS)
+        CASES["qwen3-next"], RANKS, (gated_delta, "rows_of", _ROWS, _OTHER_ROWS)
     ),
     "a rank has channels of another one": (
-        CASES["lfm2"], {TENSOR: 2}, (short_convolution, "rows_of", _ROWS, _OTHER_ROWS)
+        CASES["lfm2"], RANKS, (short_convolution, "rows_of", _ROWS, _OTHER_ROWS)
     ),
 }  # fmt: skip
 
@@ -175,7 +191,7 @@ def test_seeded_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{TENSOR: 2}, {STAGES: 2}], ids=["ranks", "stages"])
+@pytest.mark.parametrize("options", [RANKS, STAGES], ids=["ranks", "stages"])
 @pytest.mark.parametrize("name", ["qwen3.5", "granite4-groups", "lfm2"])
 def test_adapters_of_recurrent_layers_compute_what_peft_does(
     name: str, options: dict[str, Any], tmp_path: Path
@@ -183,7 +199,6 @@ def test_adapters_of_recurrent_layers_compute_what_peft_does(
     reference = build(deep(name), tmp_path)
     known = changeable(name, reference, model_modules(tmp_path))
     changed = write_adapter(copy.deepcopy(reference), tmp_path / "a", r=4, lora_alpha=6, **known)
-    made = partial(build_on, RecordingDevice(), flashinfer_torch)
     own: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_length": 128, "max_adapter_rank": 8}
     bench = Bench(tmp_path, build=made, adapters="a", num_threads=2, **own, **options)
     check_scores(bench, {None: reference, "a": changed})
