@@ -103,7 +103,8 @@ def test_ranks_answer_as_the_cpu(name: str, tmp_path: Path) -> None:
         assert on_devices(tmp_path, tensor_parallel_size=4, batch_invariant=True, overlap=False) == expected
 
 
-@pytest.mark.parametrize("name", slow_ones(STAGED, *list(STAGED)[1:]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STAGED)
 def test_stages_answer_as_the_cpu(name: str, tmp_path: Path) -> None:
     """Each has the states of its own layers, if any are recurrent."""
     build(STAGED[name], tmp_path)

@@ -68,11 +68,10 @@ def test_a_prompt_is_hit_up_to_a_state_within_it(written: tuple[Path, Any]) -> N
 
 def test_a_device_is_not_filled_with_an_index(written: tuple[Path, Any]) -> None:
     """Pages of a few bytes a token would fill it with places that no request could use."""
-    for max_length, num_tokens in ((64, 3 * 2048), (8192, 8192)):
-        config = EngineConfig(model=str(written[0]), device="cuda", max_running=3, max_length=max_length)
-        engine = build_on(RecordingDevice(), flashinfer_torch, config, inbox=MemoryInbox(), outbox=MemoryOutbox())
-        assert engine.info.num_pages * engine.info.page_size == num_tokens
-        engine.close()
+    config = EngineConfig(model=str(written[0]), device="cuda", max_running=3, max_length=64, cuda_graph=False)
+    engine = build_on(RecordingDevice(), flashinfer_torch, config, inbox=MemoryInbox(), outbox=MemoryOutbox())
+    assert engine.info.num_pages * engine.info.page_size == 3 * 2048
+    engine.close()
 
 
 def test_what_does_not_go_together_is_refused(written: tuple[Path, Any], model: ModelConfig) -> None:
