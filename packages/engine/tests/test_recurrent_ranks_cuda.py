@@ -132,6 +132,14 @@ def test_ranks_with_a_device_each_have_graphs(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [RANKS, STAGES])
+def test_processes_answer_as_the_cpu(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(deep("qwen3.5"), tmp_path)
+    use_stand_ins(monkeypatch)
+    assert say_the_same(on_devices(tmp_path, **options), found(tmp_path))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [RANKS, STAGES, BOTH])
 def test_two_hosts_answer_as_one_device(options: dict[str, Any], tmp_path: Path) -> None:
     build(deep("qwen3.5"), tmp_path)
