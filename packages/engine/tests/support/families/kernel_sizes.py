@@ -36,6 +36,8 @@ def for_kernels(case: Case) -> Case:
         extra |= _LATENTS
     elif "head_dim" in case.extra:
         extra["head_dim"] = HEAD_DIM
+    if case.kind == "Mamba2":  # its heads have twice the hidden size, and are no attention's
+        extra["num_heads"] = 2 * GROUP
     return replace(case, extra=extra)
 
 
