@@ -152,7 +152,9 @@ def test_ranks_with_whole_experts(name: str, tmp_path: Path, monkeypatch: pytest
     bench.engine.close()
 
 
-@pytest.mark.parametrize("division", ["two ranks", "two stages of two ranks", "two ranks by request"])
+@pytest.mark.parametrize(
+    "division", slow_ones(["two ranks", "two stages of two ranks", "two ranks by request"], "two ranks")
+)
 def test_loading_under_traffic(
     division: str, folder: Path, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ def echo(size: RunnerSize) -> EchoRunner:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("page_size", [4, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 16))])
 def test_the_echo_model_conforms(page_size: int) -> None:
     check_runner(
         echo, vocab_size=VOCAB, page_sizes=(page_size,), max_drafts=4, vector_size=STATE_SIZE, has_logprobs=True

@@ -127,7 +127,7 @@ def _prompts(num: int) -> list[list[int]]:
     return [rng.integers(0, SMALL["vocab_size"], length).tolist() for length in [37, 1, 5, 64, 23, 8, 70, 16, 30][:num]]
 
 
-@pytest.mark.parametrize("chunk", [1, pytest.param(7, marks=pytest.mark.slow), 64])
+@pytest.mark.parametrize("chunk", [64, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 7))])
 def test_logits_at_every_position(pair: Pair, runner: CPURunner, chunk: int) -> None:
     tokens = _prompts(7)[6]
     driver = _driver(runner, pair)

@@ -281,19 +281,19 @@ def run_ahead(bench: Bench, sequences: list[DrivenSequence], *, num_tokens: int,
         theirs.tokens[:] = mine.tokens
 
 
-FULLY = ("llama", "gemma4")
-"""Models with all combinations by default; of the others, each value is met once, and combinations go round."""
+FULLY = "llama"
+"""The model with all combinations by default; combinations go round the others."""
 
 
 def combined(*columns: dict[str, tuple[Any, ...]]) -> list[Any]:
     """Return parameters of every model with every combination of columns, whose values have names."""
-    longest = max(map(len, columns))
     found: list[Any] = []
     for turn, name in enumerate(MODELS):
-        for chosen in product(*(enumerate(column.items()) for column in columns)):
-            is_slow = name not in FULLY and (turn + sum(place for place, _ in chosen)) % longest
-            values = [value for _, (_, values) in chosen for value in values]
-            named = "-".join([name, *(of_value for _, (of_value, _) in chosen)])
+        combinations = [*product(*(column.items() for column in columns))]
+        for place, chosen in enumerate(combinations):
+            is_slow = name != FULLY and (turn - place) % len(combinations)
+            values = [value for _, values in chosen for value in values]
+            named = "-".join([name, *(of_value for of_value, _ in chosen)])
             found.append(pytest.param(name, *values, marks=[pytest.mark.slow] if is_slow else [], id=named))
     return found
 

@@ -154,7 +154,7 @@ def logits_in_chunks(runner: CUDARunner, tokens: list[int], chunk: int) -> Tenso
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, 64])
+@pytest.mark.parametrize("chunk", [7, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 64))])
 def test_logits_at_every_position(loaded: Loaded, chunk: int) -> None:
     tokens = prompts(7)[6]
     found = logits_in_chunks(loaded.runner, tokens, chunk)
@@ -214,11 +214,21 @@ def built(model: Path | None, **options: Any) -> tuple[Engine, MemoryInbox, Memo
     return build_engine(config, inbox=inbox, outbox=outbox), inbox, outbox
 
 
-@pytest.mark.parametrize("loaded", ["phi", "mistral-window", "falcon-alibi"], indirect=True)
+LITTLE_MEMORY: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "drafts": {"speculative": "ngram", "speculative_control": "fixed"},
+    "int8": {"kv_cache_dtype": "int8"},
+}
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"speculative": "ngram", "speculative_control": "fixed"}, {"kv_cache_dtype": "int8"}],
-    ids=["plain", "drafts", "int8"],
+    ("loaded", "options"),
+    [
+        pytest.param(loaded, options, id=f"{loaded}-{name}", marks=[pytest.mark.slow] * (row != column))
+        for row, loaded in enumerate(["phi", "mistral-window", "falcon-alibi"])
+        for column, (name, options) in enumerate(LITTLE_MEMORY.items())
+    ],
+    indirect=["loaded"],
 )
 def test_an_engine_with_too_little_memory_generates_the_same(
     loaded: Loaded, options: dict[str, Any], caplog: pytest.LogCaptureFixture
