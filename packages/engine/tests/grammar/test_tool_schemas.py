@@ -350,7 +350,9 @@ KEYS = (
 )
 
 
-@pytest.mark.parametrize("template", NAMES)
+@pytest.mark.parametrize(
+    "template", [*TAGS, *(pytest.param(one, marks=[pytest.mark.slow] * (one not in SOME)) for one in OTHERS)]
+)
 def test_names_are_read_back_or_refused(backend: LLGuidanceBackend, template: str) -> None:
     num_read = 0
     message = "must have a name that calls of this model can have, got"
@@ -369,7 +371,7 @@ def test_names_are_read_back_or_refused(backend: LLGuidanceBackend, template: st
 
 
 @pytest.mark.parametrize("key", ["$filter", "@type", "a/b"])
-@pytest.mark.parametrize("template", NAMES)
+@pytest.mark.parametrize("template", [*TAGS, *SOME])
 def test_names_of_other_languages_are_read(backend: LLGuidanceBackend, template: str, key: str) -> None:
     (arguments,) = sampled(backend, template, "f", of(**{key: INTEGER}), num=1)
     assert list(arguments) == [key]
