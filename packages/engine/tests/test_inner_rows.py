@@ -197,13 +197,23 @@ def test_ranks_and_stages_report_the_same(
     assert ("speculative" in options) == (sum(num for _, _, num in found) > 0)
 
 
+BY_REQUEST: dict[str, Any] = {"tensor_parallel_size": 2, "enable_dp_attention": True}
 CUDA: list[dict[str, Any]] = [
     {"chunked_prefill_size": 8, **SCARCE},
     {},
     {"batch_invariant": True, "overlap": False},
     {"speculative": "ngram", "speculative_control": "fixed", "chunked_prefill_size": 8},
     {"speculative": "draft", "speculative_control": "fixed", **SCARCE},
-    {"tensor_parallel_size": 2, "num_threads": 2, "chunked_prefill_size": 8},
+    {"tensor_parallel_size": 2, "chunked_prefill_size": 8},
+    {"pipeline_parallel_size": 2, "chunked_prefill_size": 8, **SCARCE},
+    {"pipeline_parallel_size": 3, "overlap": True},
+    {"pipeline_parallel_size": 2, "tensor_parallel_size": 2, "chunked_prefill_size": 8},
+    {"pipeline_parallel_size": 2, "speculative": "ngram", "speculative_control": "fixed"},
+    {"pipeline_parallel_size": 2, "speculative": "draft", "speculative_control": "fixed", **SCARCE},
+    {**BY_REQUEST, "chunked_prefill_size": 8},
+    {**BY_REQUEST, "expert_parallel": True, "overlap": False},
+    {**BY_REQUEST, "speculative": "ngram", "speculative_control": "fixed", "chunked_prefill_size": 8},
+    {**BY_REQUEST, "speculative": "draft", "speculative_control": "fixed", "batch_invariant": True},
 ]
 
 
@@ -230,7 +240,7 @@ def test_a_cuda_device_reports_the_same(
     if options.get("speculative") == "draft":
         options = {**options, "speculative_model": str(folder)}
     device = RecordingDevice()
-    options = {"device": "cuda", "dtype": "float32", **options}
+    options = {"device": "cuda", "dtype": "float32", "num_threads": 4, **options}
     found = _traffic(folder, REQUESTS, build=partial(build_on, device, flashinfer_torch), **options)
     _check_alike(found, alone)
     assert ("speculative" in options) == (sum(num for _, _, num in found) > 0)

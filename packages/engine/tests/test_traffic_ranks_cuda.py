@@ -52,7 +52,7 @@ def on_stand_ins(config: EngineConfig, *, inbox: MemoryInbox, outbox: MemoryOutb
 def test_random_traffic_has_the_tokens_of_one_rank(
     options: dict[str, Any], seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(CASES["qwen3"], tmp_path)
+    build(CASES["qwen3-moe"], tmp_path)
     use_stand_ins(monkeypatch)
     ranks_are_threads(monkeypatch)
     whole = small(tmp_path, max_running=6, max_total_tokens=2048)

@@ -17,6 +17,11 @@ from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch, num_rows_of
 
 
+def has_rows(batch: Batch) -> bool:
+    """Return whether a step reports experts or hidden states."""
+    return len(batch.routed) > 0 or len(batch.stated) > 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
     """The grants of a step; its arrays are those of `Batch`, of which a runner may have left out some grants."""

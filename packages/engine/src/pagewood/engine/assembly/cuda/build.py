@@ -81,6 +81,7 @@ class BuiltRunner:
 
     runner: CUDARunner
     model: ModelConfig
+    """All of it, of which the runner may have a part."""
     memory: PageMemory
     """KV memory; its last page, or frame, is for the runner itself."""
     beside: Sequence[PageMemory]
@@ -190,7 +191,6 @@ def _engine_on(
     built = build_cuda_runner(device, flashinfer, config, folder, processors=processors, rank=own, progress=progress)
     num_pools = config.tensor_parallel_size if config.enable_dp_attention else 1
     runner: Runner = built.runner if ranks is None else ranks.runner(built.runner)
-    is_apart = config.enable_dp_attention or config.pipeline_parallel_size > 1  # no rank has the rows of all layers
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=built.max_length,
@@ -205,8 +205,8 @@ def _engine_on(
         num_states=built.state_sizes.num_places,
         state_interval=built.state_sizes.interval,
         vector_size=built.model.hidden_size,
-        expert_shape=None if is_apart else built.model.expert_shape,
-        reports_states=not is_apart,
+        expert_shape=built.model.expert_shape,
+        reports_states=True,
         reports_kept=True,
         takes_images=built.images.recipe is not None,
         page_bytes=sum(built.page_bytes) // num_pools,
@@ -568,7 +568,7 @@ def build_cuda_runner(
     )
     return BuiltRunner(
         runner=runner,
-        model=model.config,
+        model=model.whole,
         memory=memory,
         beside=beside,
         state_sizes=states,

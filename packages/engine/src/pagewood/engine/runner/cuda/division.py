@@ -23,6 +23,7 @@ from torch.nn import functional
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cuda.exchange import Exchange
+from pagewood.engine.runner.cuda.pool import pooled_entries
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
 
 
@@ -149,8 +150,9 @@ class RequestDivision:
         nothing = np.empty(0, np.int32)
         return replace(
             batch, rows=batch.rows[own], starts=batch.starts[own], counts=batch.counts[own], admitted=nothing,
-            is_long=nothing, scored=batch.scored[:0], pooled=batch.pooled[:0], constrained=nothing, sampled=nothing,
-            num_promised=nothing, sampling=batch.sampling.take(nothing),
+            is_long=nothing, scored=batch.scored[:0], pooled=batch.pooled[:0], routed=batch.routed[:0],
+            stated=batch.stated[:0], constrained=nothing, sampled=nothing, num_promised=nothing,
+            sampling=batch.sampling.take(nothing),
         )  # fmt: skip
 
     def grants(self, rows: Int32, counts: Int32) -> DividedGrants:
@@ -164,6 +166,10 @@ class RequestDivision:
             gathered=gathered,
             rows=self.rows(max(1, int(num_tokens[self.rank])), max(1, int(num_tokens.max())), max(1, len(own)), most),
         )
+
+    def token_places(self, batch: Batch) -> Int32:
+        """Return the place of each token of a step without a graph among the padded tokens of all ranks, `[T]`."""
+        return self._placed(np.repeat(self.owners[batch.rows], batch.counts), None)[0]
 
     def sampled(self, batch: Batch, rows: DividedRows) -> OwnSampled:
         """Return the sampled grants of this rank in a step whose tokens are divided like `rows`."""
@@ -185,7 +191,7 @@ class RequestDivision:
         grants, sampled = (np.flatnonzero(one == self.rank) for one in (owners, owners[batch.sampled]))
         numbers = np.cumsum(owners == self.rank, dtype=np.int32) - 1
         nothing = np.empty(0, np.int32)
-        kept = {name: getattr(batch, name) for name in ("scored", "pooled")}
+        kept = {name: getattr(batch, name) for name in ("scored", "pooled", "routed", "stated")}
         kept = {name: one[owners[one[:, 0]] == self.rank] for name, one in kept.items()}
         kept = {name: np.concatenate([numbers[one[:, :1]], one[:, 1:]], 1) for name, one in kept.items()}
         is_idle = not len(grants)
@@ -198,10 +204,11 @@ class RequestDivision:
             sampled=numbers[batch.sampled[sampled]], num_promised=batch.num_promised[sampled],
             sampling=batch.sampling.take(sampled), **kept,
         )  # fmt: skip
+        pooled = pooled_entries(batch)
         wanted = [
             np.repeat(owners[batch.sampled], batch.num_promised),
             np.repeat(owners[batch.scored[:, 0]], batch.scored[:, 1]),
-            np.repeat(owners[batch.pooled[:, 0]], batch.pooled[:, 2]),
+            np.repeat(owners[pooled[:, 0]], pooled[:, 2]),
         ]
         gathered, most_kept = self._placed(np.concatenate(wanted), None)
         num_kept = sum(int((one == self.rank).sum()) for one in wanted)

@@ -18,8 +18,7 @@ from torch import Tensor
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cuda.device import Device
-from pagewood.engine.runner.cuda.inner_rows import has_rows
-from pagewood.engine.runner.reported_places import Granted
+from pagewood.engine.runner.reported_places import Granted, has_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +35,14 @@ class PendingSums:
         return self.sums.numpy().copy()
 
 
-def pooled_tokens(batch: Batch, offsets: Int32) -> Int32:
-    """Return the tokens whose states are added, one grant after the other; `offsets` is the first token of each.
+def pooled_entries(batch: Batch) -> Int32:
+    """Return `Batch.pooled`, and behind it what is kept beside it, see `runner.reported_places`; `[n, 3]`."""
+    return np.concatenate([batch.pooled, Granted.of(batch).beside]) if has_rows(batch) else batch.pooled
 
-    Behind them are those that are kept beside them, see `runner.reported_places`.
-    """
-    entries = batch.pooled.tolist()
-    if has_rows(batch):
-        entries += Granted.of(batch).beside.tolist()
+
+def pooled_tokens(batch: Batch, offsets: Int32) -> Int32:
+    """Return the tokens of `pooled_entries`, one grant after the other; `offsets` is the first token of each."""
+    entries = pooled_entries(batch).tolist()
     spans = [np.arange(num, dtype=np.int32) + offsets[grant] + first for grant, first, num in entries]
     return np.concatenate(spans) if spans else np.empty(0, np.int32)
 

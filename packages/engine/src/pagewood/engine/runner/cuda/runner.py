@@ -60,7 +60,7 @@ from pagewood.engine.runner.cuda.drawing.sampler import Sampler, is_broken, mark
 from pagewood.engine.runner.cuda.expected import Elsewhere, Expected, OneEach
 from pagewood.engine.runner.cuda.graphs import DecodeGraphs, capture_graphs
 from pagewood.engine.runner.cuda.images import CUDAImages, ShownImages, StepImages
-from pagewood.engine.runner.cuda.inner_rows import InnerReports, has_rows
+from pagewood.engine.runner.cuda.inner_rows import InnerReports
 from pagewood.engine.runner.cuda.kernels.flashinfer_api import FlashInfer
 from pagewood.engine.runner.cuda.latent_attention import AnyAttention, attention_over
 from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
@@ -69,6 +69,7 @@ from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
 from pagewood.engine.runner.cuda.state_memory import CUDARecurrence, CUDAStates
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
 from pagewood.engine.runner.processors import Process, RowProcessors, processed
+from pagewood.engine.runner.reported_places import has_rows
 from pagewood.engine.runner.storage import AnyStorage
 from pagewood.kvpool import LayerGroups
 from pagewood.kvpool.memory import PageMemory
@@ -349,7 +350,7 @@ class CUDARunner:
             )
             self._processors = RowProcessors(processors, max_rows=max_rows)
             self._reports = RowReports(device, max_rows=max_rows)
-            self._inner = InnerReports(device, model, () if self._head is None else self._head.captured)
+            self._inner = InnerReports(device, model, self._head.captured if self._head else (), division)
             self._inexact = InexactRows(max_rows, num_in_flight=None if ranked is None else ranked.num_in_flight)
             self._ranked = ranked
             self._relay = relay
@@ -616,12 +617,12 @@ class CUDARunner:
                     extended = division.sampled(batch, rows)
             host, step, extra = _upload(slot, arrays, extended or images)
             indices, shown = self._update(host, step), self._shown(images, extra)
-            with self._inner.keeping(batch) as chosen:
+            with self._inner.keeping(batch, step.sources) as chosen:
                 states = self._states(host, step, indices, slot, is_decode=is_decode, division=rows, images=shown)
             if not self._is_last:
                 return self._drawn_elsewhere(batch, self._witnessed(partial(self._rows_of, step), step.sources))
             logits, sums = self._logits(states, batch, step)
-            inner = self._inner.queue(batch, states, chosen)
+            inner = self._inner.queue(batch, states, chosen, arrays.gathered)
         else:
             if division is None:
                 arrays = step_arrays(batch, self._tables, num_padding=size - num_grants)
@@ -762,13 +763,13 @@ class CUDARunner:
         if shape is None:
             planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
             wanted, rows = (_wanted(step), None) if part is None else (part.wanted(own), part.rows)
-            with self._inner.keeping(batch) as chosen:
+            with self._inner.keeping(batch, sources) as chosen:
                 states = self._last_states(sources, own_where.positions, planned, wanted, rows)
             states = states if part is None else states.index_select(0, on_device["gathered"])
             if not self._is_last:
                 return self._drawn_elsewhere(batch, self._witnessed(rows_of, where.sources)), told
             logits, sums = self._logits(states, batch, step)
-            inner = self._inner.queue(batch, states, chosen)
+            inner = self._inner.queue(batch, states, chosen, None if part is None else part.gathered)
         else:
             sums = inner = None
             logits = self._verify_graphs.of(shape).launch(arrays, where.sources, places, masks, slot.plans)

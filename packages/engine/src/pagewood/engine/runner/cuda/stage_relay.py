@@ -196,6 +196,14 @@ class StageRelay:
         else:
             self._give(x)
 
+    def receive_numbers(self, tokens: Tensor, size: int) -> Tensor:
+        """Return the `[T, size] int32` that the stage before has sent as such; outside of graphs."""
+        return self.receive(tokens, size * 4 // self._dtype.itemsize).view(torch.int32)
+
+    def send_numbers(self, x: Tensor) -> None:
+        """Send `x` `[T, size] int32` to the next stage, with the bits of other values."""
+        self.send(x.view(self._dtype))
+
     @contextmanager
     def in_graph(self) -> Generator[None]:
         """Return a context in which values are those in the memory of graphs; the largest graph is the first one."""
