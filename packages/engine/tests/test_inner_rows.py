@@ -12,12 +12,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import distributed
 
 from cuda_ranks import use_stand_ins
 from families.case import build
@@ -30,7 +32,9 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core import requirements
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.offline.llm import LLM
+from pagewood.engine.runner.cuda.stage_relay import StageRelay
 from stand_ins import flashinfer_torch, tiny_heads
+from stand_ins.nccl_gloo import NCCLGroup
 from stand_ins.recording_device import RecordingDevice
 from weight_bench import PROMPTS, WeightBench, bench_config
 
@@ -235,8 +239,8 @@ def test_a_cuda_device_reports_the_same(
     options: dict[str, Any], folder: Path, alone: _Traffic, monkeypatch: Any
 ) -> None:
     """Nothing more waits for the device."""
-    ranks_are_threads(monkeypatch)
     use_stand_ins(monkeypatch)
+    ranks_are_threads(monkeypatch)
     if options.get("speculative") == "draft":
         options = {**options, "speculative_model": str(folder)}
     device = RecordingDevice()
@@ -249,12 +253,50 @@ def test_a_cuda_device_reports_the_same(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_buffers")
-def test_a_head_that_reads_the_last_states_changes_no_rows() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"pipeline_parallel_size": 2}, {"pipeline_parallel_size": 2, "nodes": 2}, BY_REQUEST],
+    ids=str,
+)
+def test_ranks_with_a_device_each_have_graphs_beside(
+    options: dict[str, Any], folder: Path, alone: _Traffic, monkeypatch: Any
+) -> None:
+    """Their exchanges are in graphs, or around them, in steps that report nothing; on one host or on two."""
+    use_stand_ins(monkeypatch)
+    ranks_are_threads(monkeypatch)
+    monkeypatch.setattr(distributed, "ProcessGroupNCCL", NCCLGroup, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    device = RecordingDevice()
+    plain = {"prompt": PROMPTS[1], "num_tokens": 50}
+    options = {"device": "cuda", "dtype": "float32", "num_threads": 2, **options}
+    found = _traffic(folder, [*REQUESTS, plain], build=partial(build_on, device, flashinfer_torch), **options)
+    _check_alike(found[:-1], alone)
+    assert device.num_replayed > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_go_between_stages_in_any_dtype(dtype: torch.dtype) -> None:
+    """Also those whose bits are no numbers in it."""
+    numbers = torch.tensor([[0, -1, 2**31 - 1], [0x7FC0_0001, 0x7F80_FF81, 255]], dtype=torch.int32)
+    sent: list[torch.Tensor] = []
+    channel: Any = SimpleNamespace(send=sent.append, receive=lambda x: x.copy_(sent.pop()))
+    first, last = StageRelay(None, channel, dtype=dtype), StageRelay(channel, None, dtype=dtype)
+    first.send_numbers(numbers)
+    assert sent[0].dtype == dtype
+    assert (last.receive_numbers(torch.zeros(2), 3) == numbers).all()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("options", [{}, {"pipeline_parallel_size": 2}, BY_REQUEST], ids=str)
+def test_a_head_that_reads_the_last_states_changes_no_rows(options: dict[str, Any], monkeypatch: Any) -> None:
     """The last layer then computes all tokens, and the head has experts too."""
+    use_stand_ins(monkeypatch)
+    ranks_are_threads(monkeypatch)
     target, _ = tiny_heads.folders_of("experts")
     requests = [{"prompt": [5 + i * i % 40 for i in range(length)], "num_tokens": 12, **WHOLE} for length in (9, 20)]
     drafting = {"speculative": "eagle", "speculative_control": "fixed"}
-    options: dict[str, Any] = {"device": "cuda", "dtype": "float32", **drafting}
+    options = {"device": "cuda", "dtype": "float32", "num_threads": 2, **drafting, **options}
     build = partial(build_on, RecordingDevice(), flashinfer_torch)
     found = _traffic(target, requests, build=build, chunked_prefill_size=8, **options)
     _check_alike(found, _traffic(target, requests))

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from cuda_ranks import use_stand_ins
 from families.case import build
 from families.registry import CASES
+from group_in_threads import ranks_are_threads
 from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.models.config import ModelConfig
 from stand_ins import flashinfer_torch
@@ -33,15 +35,26 @@ def test_log_probabilities_are_the_same_bits(family: str, kind: str, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_buffers")
-@pytest.mark.parametrize("kind", ["raw", "processed"])
-@pytest.mark.parametrize("family", ["qwen3-moe", "gemma2"])
-def test_so_they_are_on_a_cuda_device(family: str, kind: str, tmp_path: Path) -> None:
-    """In batch-invariant mode; steps that report nothing inner have graphs."""
+@pytest.mark.parametrize(
+    ("family", "kind", "options"),
+    [
+        *(pytest.param(family, kind, {}) for family in ("qwen3-moe", "gemma2") for kind in ("raw", "processed")),
+        ("deepseek3", "raw", {"pipeline_parallel_size": 2}),
+        ("qwen3-moe", "raw", {"tensor_parallel_size": 2, "enable_dp_attention": True}),
+    ],
+)
+def test_so_they_are_on_cuda_devices(
+    family: str, kind: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In batch-invariant mode; on one device, steps that report nothing inner have graphs."""
     build(CASES[family], tmp_path)
+    use_stand_ins(monkeypatch)
+    ranks_are_threads(monkeypatch)
     device = RecordingDevice()
     make = partial(build_on, device, flashinfer_torch)
-    _check(tmp_path, kind, build=make, device="cuda", dtype="float32", batch_invariant=True)
-    assert device.num_replayed > 0
+    options = {"num_threads": 2, **options}
+    _check(tmp_path, kind, build=make, device="cuda", dtype="float32", batch_invariant=True, **options)
+    assert (device.num_replayed > 0) == (len(options) == 1)
 
 
 def _check(tmp_path: Path, kind: str, **bench_options: Any) -> None:

@@ -128,10 +128,6 @@ def engine_options(config: Any, model: str) -> dict[str, Any]:
     if config.mtp.enable or config.disaggregation.enabled:
         raise ValueError(f"rollout.mtp and rollout.disaggregation must be off with {NAME}, got one of them on")
     own: dict[str, Any] = (config.engine_kwargs or {}).get(NAME) or {}
-    stages = config.pipeline_model_parallel_size
-    if config.enable_rollout_routing_replay and stages > 1 and own.get("device") != "cpu":
-        message = f"must be 1 with enable_rollout_routing_replay and {NAME} but on a CPU, got {stages}"
-        raise ValueError(f"rollout.pipeline_model_parallel_size {message}")
     return {
         "model": model,
         "device": "cuda",
