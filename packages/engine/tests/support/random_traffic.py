@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +46,9 @@ def traffic(config: EngineConfig, seed: int, *, build: Build = build_engine) -> 
     shared = [rng.randrange(3, 90) for _ in range(20)]
     for index in range(24):
         prompt = shared[: rng.choice((0, 0, 8, 20))] + [rng.randrange(3, 90) for _ in range(rng.randint(1, 40))]
-        asked = {name: (-1, 0, len(prompt) // 2)[index // 4 % 3] for place, name in kinds if index % 4 in (place, 2)}
+        asked: dict[str, Any] = {
+            name: (-1, 0, len(prompt) // 2)[index // 4 % 3] for place, name in kinds if index % 4 in (place, 2)
+        }
         sampling = SamplingParams(
             max_tokens=rng.randint(1, 20), temperature=float(index % 2), seed=index, ignore_eos=True,
             logprobs=2 if index % 5 == 0 else None, **asked,
