@@ -15,16 +15,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from pagewood.engine.api import Command, Delta, PauseRequest, ResumeRequest
+from pagewood.engine.assembly.cpu.weights import CPUPart
 from pagewood.engine.assembly.part_with_tower import PartWithTower
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.rest import Rest
 from pagewood.engine.models.images.tower_weights import TowerWeights
 from pagewood.engine.models.stored.updated_tensors import LooseFiles, UpdatedTensors
+from pagewood.engine.runner.device_memory import tensors_of
 from pagewood.engine.runner.tower_encoder import TowerEncoder
 from pagewood.engine.weight_commands import CheckWeights, Sleep, UpdateWeights, WakeUp
 from pagewood.kvpool import memory as kv_memory
@@ -33,6 +36,7 @@ from pictured import KINDS, Pictured, pictured, pictures
 from pictured_engine import GREEDY, Driven, DrivenOnDevice, check, conversation, same, submit
 from scratch import scratch_folder
 from seeded_faults import Edit, seed_fault
+from system_memory import settled_bytes
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
 
@@ -183,21 +187,31 @@ def test_requests_go_on_with_rows_of_the_new_tower(device: str, old_kv: Any) -> 
 
 
 @pytest.mark.parametrize("drops", [False, True])
-def test_the_tower_sleeps_with_the_weights(drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request with an image waits until it is awake; the memory of the tower goes back meanwhile."""
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_tower_sleeps_with_the_weights(device: str, drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request with an image waits until it is awake; the memory of the tower goes back meanwhile, on a CPU to the
+    system: 31 MB."""
     # memory that can be resized, as on a device, and no views of numpy, which would fix its size
     monkeypatch.setattr(kv_memory, "_zeros", lambda _, *shape: torch.zeros(*shape, dtype=torch.uint8))
     monkeypatch.setattr(scatter, "_movable", lambda array: array)
-    model = pictured("qwen3")
+    model = pictured("qwen2.5", tower_size=512) if device == "cpu" else pictured("qwen3")
     shown = pictures(2, seed=33)
     tokens, images = conversation(model, shown)
-    with open_engine("cuda", model) as own:
+    with open_engine(device, model) as own:
         expected = own.answer(tokens, images, namespace="before")
         encoder: Any = own.engine._intake._images  # pyright: ignore[reportPrivateUsage]
-        weight = encoder.tower._patches.weight
         tell(own, CheckWeights(request_id="check", action="snapshot"))
+        storage, awake = encoder.tower._patches.weight.untyped_storage(), settled_bytes([psutil.Process()])
+        size = sum(one.nbytes for one in tensors_of(encoder.tower))
+
+        def is_gone() -> bool:
+            if device == "cuda":
+                return storage.nbytes() == 0
+            return settled_bytes([psutil.Process()]) < awake - 0.9 * size
+
+        assert device == "cuda" or size > 30e6
         tell(own, Sleep(request_id="sleep", tags=("weights", "kv_cache", "scheduling"), drops_weights=drops))
-        assert weight.untyped_storage().nbytes() == 0
+        assert is_gone()
         known: dict[str, list[Delta]] = {"a": []}
         own.inbox.put(submit("a", tokens, images))
         for _ in range(20):
@@ -206,13 +220,13 @@ def test_the_tower_sleeps_with_the_weights(drops: bool, monkeypatch: pytest.Monk
         assert encoder.num_computed == 2
         tell(own, WakeUp(request_id="wake"), known)
         if drops:
-            assert weight.untyped_storage().nbytes() == 0
+            assert is_gone()
             update(own, folder=str(model.folder))
         pending = None
         while not known["a"] or known["a"][-1].finish is None:
             pending = step(own, known, pending)
         assert same(known["a"], expected)
-        assert weight.untyped_storage().nbytes() > 0
+        assert not is_gone()
         tell(own, CheckWeights(request_id="check again", action="compare"))
         tell(own, Sleep(request_id="sleep again", tags=("weights",)))  # it can be closed then
         own.inbox.put(submit("b", tokens, images, namespace="other"))
@@ -246,6 +260,8 @@ FAULTS: dict[str, Edit] = {
     "rows of an earlier tower are waited for": (Intake, "poll", "found.version != self._images.version", "False"),
     "the memory of the tower stays": (PartWithTower, "sleep", '"weights" in command.tags', "False"),
     "the tower wakes without its numbers": (PartWithTower, "sleep", "not command.drops_weights", "False"),
+    "on a CPU its memory stays": (CPUPart, "sleep", "[rank.loaded.memory, self._tower]", "[rank.loaded.memory]"),
+    "on a CPU its numbers are lost": (CPUPart, "sleep", "StoredMatrices(memories)", "StoredMatrices(memories[:1])"),
 }  # fmt: skip
 
 
@@ -258,7 +274,8 @@ def test_faults_are_found(fault: str | None, tmp_path: Path, monkeypatch: pytest
         test_an_update_changes_the_tower("cuda", "qwen3", tmp_path)
         test_requests_go_on_with_rows_of_the_new_tower("cuda", "drop")
         with pytest.MonkeyPatch.context() as patch:
-            test_the_tower_sleeps_with_the_weights(False, patch)
+            for device in DEVICES:
+                test_the_tower_sleeps_with_the_weights(device, False, patch)
 
     if fault is None:
         check_all()

@@ -3,9 +3,7 @@
 # pyright: basic
 # torch and transformers are typed in part only.
 
-import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +21,7 @@ from pagewood.engine.core.weights import ServedWeights
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.weight_commands import CheckWeights, Sleep, SleepTag, UpdateWeights, WakeUp, sleep_at
+from system_memory import settled_bytes
 from weight_bench import Scores, WeightBench, bench_config, fresh_scores, tensors_of, write_tensors
 
 FOLDER = model_folder(None)
@@ -54,21 +53,6 @@ def sleep(bench: WeightBench, level: int = 1) -> Refusal | None:
 
 def wake(bench: WeightBench, *tags: SleepTag) -> Refusal | None:
     return bench.tell(WakeUp(request_id=f"wake {len(bench.known)}", tags=tags)).refusal
-
-
-def used_bytes(process: psutil.Process) -> int:
-    """Return the memory of a process that is in no file of a disk."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return sum(int(re.search(rf"{kind}:\s+(\d+)", status)[1]) << 10 for kind in ("RssAnon", "RssShmem"))  # pyright: ignore[reportOptionalSubscript]
-
-
-def settled_bytes(processes: Sequence[psutil.Process]) -> int:
-    """Return the memory of all of them when the system has provided what is provided in advance."""
-    before, now = 0, sum(map(used_bytes, processes))
-    while now != before:
-        time.sleep(0.1)
-        before, now = now, sum(map(used_bytes, processes))
-    return now
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from hashlib import sha256
 
 import torch
 
@@ -15,7 +14,7 @@ from pagewood.engine.assembly.model_weights import ModelPart
 from pagewood.engine.core.images import NoImages
 from pagewood.engine.models.images.tower import Tower
 from pagewood.engine.models.stored.tensor_files import TensorFiles
-from pagewood.engine.runner.device_memory import DeviceMemory, replace_numbers, tensors_of
+from pagewood.engine.runner.device_memory import DeviceMemory, checksums_of, replace_numbers, tensors_of
 from pagewood.engine.runner.tower_encoder import TowerEncoder
 from pagewood.engine.weight_commands import Sleep, WakeUp
 
@@ -27,7 +26,7 @@ class PartWithTower:
         part: the model.
         encoder: has the tower.
         read: returns a tower on the host, with the tensors of some files.
-        gives_back: whether the tower's memory goes back while weights sleep.
+        gives_back: whether this gives the tower's memory back while weights sleep; otherwise `part` does.
     """
 
     __slots__ = ("_encoder", "_is_asleep", "_memory", "_part", "_read", "_tensors")
@@ -76,8 +75,7 @@ class PartWithTower:
 
     def checksums(self) -> list[str]:
         """Return digests of the tensors in memory."""
-        own = [one.to("cpu", copy=True).contiguous().view(-1) for one in self._tensors]
-        return self._part.checksums() + [sha256(one.view(torch.uint8).numpy().data).hexdigest() for one in own]
+        return self._part.checksums() + checksums_of(self._tensors)
 
     def sleep(self, command: Sleep) -> Callable[[], None]:
         """Prepare to give memory back."""

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
+from hashlib import sha256
 from types import FunctionType, MethodType, ModuleType
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _WITHOUT_TENSORS = (
@@ -72,23 +74,33 @@ def replace_numbers(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Non
             target.copy_(source)
 
 
+def memory_of(tensors: Iterable[Tensor]) -> list[NDArray[np.uint8]]:
+    """Return the memory that tensors on the host lie in, `[bytes]` each, each once."""
+    return [_bytes(one).numpy() for one in _storages(tensors)]
+
+
+def checksums_of(tensors: Iterable[Tensor]) -> list[str]:
+    """Return the digest of each tensor, in hexadecimal digits; one copy is on the host at a time."""
+    return [
+        sha256(one.to("cpu", copy=True).contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
+        for one in tensors
+    ]
+
+
 class DeviceMemory:
     """The storages of those of some tensors that are where the first is; nothing may use them without memory."""
 
-    __slots__ = ("_copies", "_sizes", "_storages", "_where")
+    __slots__ = ("_copies", "_sizes", "_storages")
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._where = tensors[0].device if tensors else torch.device("cpu")
-        own = [one for one in tensors if one.numel() and one.device == self._where]
-        storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in own}
-        self._storages = list(storages.values())
+        self._storages = _storages(one for one in tensors if one.device == tensors[0].device)
         self._sizes = [one.nbytes() for one in self._storages]
         self._copies: list[Tensor] | None = None
         """What they hold, on the host; None: it is not kept."""  # written by: give_back, take
 
     def give_back(self, *, keeps: bool) -> None:
         """Leave them without memory; `keeps`: with copies of what they hold on the host."""
-        self._copies = [self._bytes(one).to("cpu", copy=True) for one in self._storages] if keeps else None
+        self._copies = [_bytes(one).to("cpu", copy=True) for one in self._storages] if keeps else None
         for one in self._storages:
             one.resize_(0)
 
@@ -102,12 +114,17 @@ class DeviceMemory:
             one.resize_(size)
         with torch.inference_mode():
             for number, one in enumerate(self._storages):
-                own = self._bytes(one)
+                own = _bytes(one)
                 if self._copies is None:
                     own.zero_()
                 else:
                     own.copy_(self._copies[number])
         self._copies = None
 
-    def _bytes(self, storage: torch.UntypedStorage) -> Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=self._where).set_(storage)
+
+def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    return list({one.untyped_storage().data_ptr(): one.untyped_storage() for one in tensors if one.numel()}.values())
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -253,7 +253,7 @@ def _engine(
         )
     mark = rank.loaded.mark + ("" if place is None else f" in {len(parts.stages)} stages: {_listed(parts.stages)}")
     allocator = None if num_pools > 1 else page_allocator(config.resolved(), info)
-    own = with_tower(CPUPart(rank), encoder, parts.images.read, gives_back=False)
+    own = with_tower(CPUPart(rank, tower=parts.images.tower), encoder, parts.images.read, gives_back=False)
     source = ModelWeights(parts.folder, own)
     tail = read_vector_tail(parts.folder, parts.model.hidden_size)
     reason = why_fixed(config) if tail is None else "vectors of the model go through further modules of its folder"

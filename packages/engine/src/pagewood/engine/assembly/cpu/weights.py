@@ -7,21 +7,27 @@ from functools import partial
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.cpu.rank import CPURank
+from pagewood.engine.models.images.tower import Tower
 from pagewood.engine.models.stored.tensor_files import TensorFiles
-from pagewood.engine.runner.cpu.weights.matrix_memory import StoredMatrices
+from pagewood.engine.runner.cpu.weights.matrix_memory import MatrixMemory, StoredMatrices
+from pagewood.engine.runner.device_memory import memory_of, tensors_of
 from pagewood.engine.weight_commands import Sleep, WakeUp
 from pagewood.kvpool.system_pages import can_return_pages
 
 
 class CPUPart:
-    """Satisfies `assembly.model_weights.ModelPart` for the model of a rank, which has a `number` among all."""
+    """Satisfies `assembly.model_weights.ModelPart` for the model of a rank, which has a `number` among all.
 
-    __slots__ = ("_rank", "_stored", "rank")
+    The memory of the model's `tower`, if it has one, goes back with that of its weights.
+    """
 
-    def __init__(self, rank: CPURank, *, number: int = 0) -> None:
+    __slots__ = ("_rank", "_stored", "_tower", "rank")
+
+    def __init__(self, rank: CPURank, *, tower: Tower | None = None, number: int = 0) -> None:
         self.rank = number
         """Number of the process among the ranks of the model."""
         self._rank = rank
+        self._tower = MatrixMemory(made=memory_of(tensors_of(tower)))
         self._stored: StoredMatrices | None = None
         """The weights while they sleep."""  # written by: sleep, wake
 
@@ -44,7 +50,7 @@ class CPUPart:
         A drafter stays where it is if they are dropped, because an update need not bring its weights.
         """
         rank = self._rank
-        memories = [rank.loaded.memory] if "weights" in command.tags else []
+        memories = [rank.loaded.memory, self._tower] if "weights" in command.tags else []
         memories += [rank.drafter_matrices] if memories and not command.drops_weights else []
         stored = StoredMatrices(memories) if memories and not command.drops_weights else None
 

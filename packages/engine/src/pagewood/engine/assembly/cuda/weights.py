@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from pagewood.engine.api import EngineConfig
@@ -18,7 +16,7 @@ from pagewood.engine.assembly.cuda.drafter import LoadedDrafter
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.stored.tensor_files import TensorFiles
 from pagewood.engine.runner.cuda.device import Device
-from pagewood.engine.runner.device_memory import DeviceMemory, replace_numbers, tensors_of
+from pagewood.engine.runner.device_memory import DeviceMemory, checksums_of, replace_numbers, tensors_of
 from pagewood.engine.weight_commands import Sleep, WakeUp
 
 if TYPE_CHECKING:
@@ -114,8 +112,7 @@ class CUDAPart:
 
     def checksums(self) -> list[str]:
         """Return digests of the tensors on the device."""
-        own = [one.to("cpu", copy=True).contiguous().view(-1) for one in self._built.weights.tensors()]
-        return [sha256(one.view(torch.uint8).numpy().data).hexdigest() for one in own if len(one)]
+        return checksums_of(one for one in self._built.weights.tensors() if one.numel())
 
     def sleep(self, command: Sleep) -> Callable[[], None]:
         """Return what keeps weights on the host, unless they are dropped, and gives memory back.
