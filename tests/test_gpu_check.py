@@ -27,5 +27,5 @@ def test_its_checks_hold_on_the_stand_ins() -> None:
 
 @pytest.mark.slow
 def test_the_longer_ones_hold_too() -> None:
-    names = ["logits", "families", "tiers", "answers", "waiting", "seeds", "ranks", "fp8"]
+    names = ["logits", "families", "images", "tiers", "answers", "waiting", "seeds", "ranks", "fp8"]
     assert run("--stand-in", "--here", "--only", *names).returncode == 0

@@ -30,6 +30,7 @@ from gpu_checks.experts import check_experts, check_fused_experts
 from gpu_checks.families import check_families
 from gpu_checks.features import check_drafts, check_ranks, check_reports, check_sampling
 from gpu_checks.host import Host, Skipped, open_host
+from gpu_checks.images import check_images
 from gpu_checks.numerics import KERNELS, check_attention, check_operations, check_repeats
 from gpu_checks.recurrence import check_recurrence
 from gpu_checks.scenarios import check_echo, check_tiers
@@ -74,6 +75,7 @@ CHECKS: dict[str, Callable[[Host], str]] = {
     "recurrence": check_recurrence,
     "logits": check_logits,
     "families": check_families,
+    "images": check_images,
     "answers": check_answers,
     "waiting": check_waiting,
     "seeds": check_seeds,

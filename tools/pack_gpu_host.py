@@ -42,6 +42,9 @@ SHIPPED = (
     "packages/engine/tests/support/encoded_runner.py",
     "packages/engine/tests/support/thread_ranks.py",
     "packages/engine/tests/support/row_driver.py",
+    "packages/engine/tests/support/pictured.py",
+    "packages/engine/tests/support/pictured_engine.py",
+    "packages/engine/tests/support/scratch.py",
     "benchmarks/gpu.py",
     "benchmarks/on_gpu",
 )

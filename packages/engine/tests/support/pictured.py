@@ -34,9 +34,9 @@ IMAGE, BEGIN, END = 90, 91, 92
 """The tokens of images: that of their rows, and those around them."""
 KINDS = ("gemma3", "qwen2.5", "qwen3")
 _SIDE = 8
-_TEXT: dict[str, Any] = {**SMALL, "bos_token_id": None, "eos_token_id": 0, "head_dim": 16}
+_TEXT: dict[str, Any] = {**SMALL, "bos_token_id": None, "eos_token_id": 0}
 _QWEN_VISION: dict[str, Any] = {
-    "depth": 3, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4,
+    "depth": 3, "intermediate_size": 40, "num_heads": 2, "patch_size": 4,
     "spatial_merge_size": 2, "temporal_patch_size": 2,
 }  # fmt: skip
 _TEMPLATE = (
@@ -88,11 +88,11 @@ def pictures(count: int, *, seed: int = 0) -> list[Picture]:
 
 
 @cache
-def pictured(kind: str, *, tower_size: int = 32) -> Pictured:
-    """A model of a kind, whose tower has this many elements of a patch."""
+def pictured(kind: str, *, tower_size: int = 32, head_dim: int = 16) -> Pictured:
+    """A model of a kind, whose tower has this many elements of a patch; FlashInfer has kernels for heads of 64."""
     torch.manual_seed(11)
     folder = scratch_folder()
-    config, cls = _config(kind, tower_size)
+    config, cls = _config(kind, tower_size, head_dim)
     reference = getattr(transformers, cls)._from_config(config, attn_implementation="eager").eval()
     randomise(reference, norms_from_zero=kind == "gemma3")
     with torch.no_grad():
@@ -109,14 +109,16 @@ def pictured(kind: str, *, tower_size: int = 32) -> Pictured:
     return Pictured(kind=kind, folder=folder, reference=reference, recipe=recipe)
 
 
-def _config(kind: str, tower_size: int) -> tuple[Any, str]:
+def _config(kind: str, tower_size: int, head_dim: int) -> tuple[Any, str]:
+    factor = head_dim // 16
+    sizes = {**_TEXT, "head_dim": head_dim, "hidden_size": 4 * head_dim, "num_key_value_heads": 2 if factor == 1 else 1}
     if kind == "gemma3":
         vision = {
             "hidden_size": tower_size, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
             "image_size": 16, "patch_size": 4, "hidden_act": "gelu_pytorch_tanh", "vision_use_head": False,
         }  # fmt: skip
         windows: dict[str, Any] = {"sliding_window": 7, "sliding_window_pattern": 2, "query_pre_attn_scalar": 20}
-        text = transformers.Gemma3TextConfig(**_TEXT, **windows)
+        text = transformers.Gemma3TextConfig(**sizes, **windows)
         return transformers.Gemma3Config(
             text_config=text.to_dict(), vision_config=vision, mm_tokens_per_image=4, image_token_index=IMAGE,
             boi_token_index=BEGIN, eoi_token_index=END,
@@ -127,18 +129,17 @@ def _config(kind: str, tower_size: int) -> tuple[Any, str]:
         "vision_end_token_id": END,
         "video_token_id": 93,
     }
+    vision = {**_QWEN_VISION, "hidden_size": tower_size, "out_hidden_size": 4 * head_dim}
     if kind == "qwen2.5":
-        text = transformers.Qwen2_5_VLTextConfig(**_TEXT, **rope("default", mrope_section=[2, 3, 3]))
-        vision = {**_QWEN_VISION, "hidden_size": tower_size, "window_size": 2 * _SIDE, "fullatt_block_indexes": [1]}
+        text = transformers.Qwen2_5_VLTextConfig(
+            **sizes, **rope("default", mrope_section=[2 * factor, 3 * factor, 3 * factor])
+        )
+        vision |= {"window_size": 2 * _SIDE, "fullatt_block_indexes": [1]}
         config = transformers.Qwen2_5_VLConfig(text_config=text.to_dict(), vision_config=vision, **around)
         return config, "Qwen2_5_VLForConditionalGeneration"
-    text = transformers.Qwen3VLTextConfig(**_TEXT, **rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True))
-    vision = {
-        **_QWEN_VISION,
-        "hidden_size": tower_size,
-        "num_position_embeddings": 16,
-        "deepstack_visual_indexes": [0, 2],
-    }
+    sections = [4 * factor, 2 * factor, 2 * factor]
+    text = transformers.Qwen3VLTextConfig(**sizes, **rope("default", mrope_section=sections, mrope_interleaved=True))
+    vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 2]}
     config = transformers.Qwen3VLConfig(text_config=text.to_dict(), vision_config=vision, **around)
     return config, "Qwen3VLForConditionalGeneration"
 
