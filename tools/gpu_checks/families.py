@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,11 @@ _MAX_LENGTH = 128
 _REPORTED = SamplingParams(
     temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True, logprobs=0, prompt_logprobs=0, prompt_logprobs_start=1
 )
+WAYS: tuple[dict[str, Any], ...] = (
+    {}, {"cuda_graph": False, "chunked_prefill_size": 16}, {"batch_invariant": True},
+    {"speculative": "ngram", "speculative_control": "fixed"},
+)  # fmt: skip
+"""The options with which a model is run."""
 _STAND_IN_STEP = 9  # stand-ins test the script, with one case of so many
 _MOST_OTHERS = 0.08
 """Largest share of tokens of a model with experts whose log probability may differ: rounding may choose another."""
@@ -68,7 +73,7 @@ def check_families(host: Host) -> str:
             except Exception as error:  # this version of transformers may lack the family
                 found.append(f"{name} could not be made: {type(error).__name__}: {error}")
                 continue
-            for options in ways_of(oracle):
+            for options in WAYS:
                 num_runs += 1
                 try:
                     problem = compare(oracle, ask(host, Path(folder), **options))
@@ -80,15 +85,6 @@ def check_families(host: Host) -> str:
     if found:
         raise Failed(f"{len(found)} of {num_runs}: " + "; ".join(one[:300] for one in found))
     return f"{len(cases)} models, {num_runs} runs"
-
-
-def ways_of(model: Decoder) -> Iterator[dict[str, Any]]:
-    """Return the options with which a model is run."""
-    yield {}
-    yield {"cuda_graph": False, "chunked_prefill_size": 16}
-    yield {"batch_invariant": True}
-    if model.config.states is None:
-        yield {"speculative": "ngram", "speculative_control": "fixed"}
 
 
 def ask(host: Host, folder: Path, **options: Any) -> list[Answer]:

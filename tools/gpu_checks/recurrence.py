@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,9 +35,11 @@ _POSITIONS = 0, 32, 7, 15
 """Where each grant begins: at a border of blocks, or in a block, whose other tokens its row has."""
 _SAVES = {14: 6, 30: 7, 43: 8}
 """Tokens behind which a copy is kept, at borders, and its place."""
+_NUM_DRAFTS = 3
+"""Tokens behind those of a part that are rejected."""
 
-_Run = Callable[[RecurrentKernels, slice, Tensor, Tensor, StepStates], Tensor]
-"""(kernels, tokens, states, open blocks, step) -> results of these tokens."""
+_Run = Callable[[RecurrentKernels, Tensor, Tensor, Tensor, StepStates], Tensor]
+"""(kernels, tokens, states, rings of rows, step) -> results of these tokens."""
 
 
 def check_recurrence(host: Host) -> str:
@@ -60,14 +63,15 @@ def compare_recurrence(
         return torch.randn(*shape, generator=generator).to(where)
 
     num_tokens, found = sum(_COUNTS), list[str]()
-    cases = list[tuple[str, tuple[int, ...], tuple[int, int], torch.dtype, _Run]]()
+    cases = list[tuple[str, tuple[int, ...], tuple[int, int], int, int, torch.dtype, _Run]]()
     second = torch.bfloat16 if where.type == "cuda" else torch.float32  # Triton's interpreter has no bfloat16
     for dtype, block in ((torch.float16, 16), (second, 4)):
         for channels, width in convolutions:
             own = Convolution(weight=normal(width, channels), bias=normal(channels), activates=width == 4)
             x = normal(num_tokens, channels + 70).to(dtype)
             run = partial(_convolved, x, own)
-            cases.append((f"{dtype} {width} of {channels} channels", (width - 1, channels), (1, 1), dtype, run))
+            what, ring = f"{dtype} {width} of {channels} channels", (width - 1 + _NUM_DRAFTS, channels)
+            cases.append((what, (width - 1, channels), ring, block, width - 1, dtype, run))
         for count, num_key_heads, key_dim, value_dim, more in heads:
             has_channels = "decays_by_channel" in more
             own = RecurrentHeads(
@@ -78,27 +82,28 @@ def compare_recurrence(
             x = normal(num_tokens, 2 * own.key_size + own.value_size).to(dtype)
             gates = 3 * normal(num_tokens, count * own.corrects + len(own.bias))
             gates[2::9] *= 100  # nothing is left of a state, or all of it
-            run, opened = partial(_recurred, x, gates, own), own.key_size + len(own.bias) + own.value_size
+            run, opened = partial(_recurred, x, gates, own, block), own.key_size + len(own.bias) + own.value_size
             what = f"{dtype} {count} heads of {key_dim} x {value_dim}"
-            cases.append((what, (count, key_dim, value_dim), (block, opened), dtype, run))
-    for what, shape, block, dtype, run in cases:
+            cases.append((what, (count, key_dim, value_dim), (2 * block, opened), block, 0, dtype, run))
+    for what, shape, ring, block, num_before, dtype, run in cases:
         step = _step(where, list(enumerate(_COUNTS)), _SOURCES, _POSITIONS, _SAVES)
-        before = normal(_NUM_PLACES + 1, *shape), normal(len(_COUNTS), *block).half().float()
+        before = normal(_NUM_PLACES + 1, *shape), normal(len(_COUNTS) + 1, *ring).half().float()
         memory, expected = ([one.clone() for one in before] for _ in range(2))
-        results = run(recurrence_triton, slice(None), *memory, step)
-        exact = run(recurrence, slice(None), *expected, step)
+        everything, kept = torch.arange(num_tokens, device=where), partial(_kept, block, num_before)
+        results = run(recurrence_triton, everything, *memory, step)
+        exact = run(recurrence, everything, *expected, step)
         differs = difference(results, exact, str(dtype).removeprefix("torch."))
         if differs is not None:
             found.append(f"{what}: {differs}")
-        for left, right in zip(_kept(*memory), _kept(*expected), strict=True):
+        for left, right in zip(kept(*memory), kept(*expected), strict=True):
             if not torch.allclose(left, right, atol=1e-4, rtol=1e-4):
                 found.append(f"{what}: states differ by {(left - right).abs().max():.1e}")
-        for size in (1, 4, 21):
-            parts = [one.clone() for one in before]
-            if not torch.equal(_in_parts(partial(run, recurrence_triton), *parts, size), results):
-                found.append(f"{what}: other results in parts of {size}")
-            if not all(map(torch.equal, _kept(*parts), _kept(*memory))):
-                found.append(f"{what}: other states in parts of {size}")
+        for size, drafts in ((1, 0), (4, 0), (21, 0), (1, _NUM_DRAFTS), (4, _NUM_DRAFTS)):
+            parts, named = [one.clone() for one in before], f"in parts of {size} with {drafts} drafts"
+            if not torch.equal(_in_parts(partial(run, recurrence_triton), *parts, block, size, drafts), results):
+                found.append(f"{what}: other results {named}")
+            if not all(map(torch.equal, kept(*parts, has_states=not drafts), kept(*memory, has_states=not drafts))):
+                found.append(f"{what}: other states {named}")
     if found:
         raise Failed(f"{len(found)} differ: " + "; ".join(found[:6]))
     return f"{len(cases)} recurrent layers agree"
@@ -117,7 +122,7 @@ def _times(where: torch.device) -> str:
             rate=-torch.ones(count, **zeros), bias=torch.zeros(num_decays, **zeros), **more,
         )  # fmt: skip
         states = torch.zeros(65, count, key_dim, value_dim, **zeros)
-        opened = torch.zeros(64, 16, own.key_size + num_decays + own.value_size, **zeros)
+        opened = torch.zeros(65, 16, own.key_size + num_decays + own.value_size, **zeros)
         took = list[str]()
         for num_grants, size in ((1, 8192), (64, 1)):
             num_tokens = num_grants * size
@@ -129,7 +134,7 @@ def _times(where: torch.device) -> str:
             for time in range(11):
                 if time == 1:  # the first one compiles
                     begin.record()
-                recurrence_triton.recur(x, gates, own, states, opened, step)
+                recurrence_triton.recur(x, gates, own, states, opened, 16, step)
             end.record()
             end.synchronize()
             took.append(f"{100 * begin.elapsed_time(end):.0f}")
@@ -137,25 +142,28 @@ def _times(where: torch.device) -> str:
     return "; us for a layer, a prompt of 8,192 tokens and 64 decoded ones: " + ", ".join(found)
 
 
-def _kept(states: Tensor, opened: Tensor) -> list[Tensor]:
-    """Return what the grants leave: states, and of each its open block."""
-    ends = [start + count for start, count in zip(_POSITIONS, _COUNTS, strict=True)]
-    return [states[:-1], *(opened[number, : end % opened.shape[1]] for number, end in enumerate(ends))]
+def _kept(block: int, num_before: int, states: Tensor, rings: Tensor, *, has_states: bool = True) -> list[Tensor]:
+    """Return what the grants leave: states, or only the copies, and of each its open block or last inputs."""
+    found = [states[:-1] if has_states else states[sorted(_SAVES.values())]]
+    for number, (start, count) in enumerate(zip(_POSITIONS, _COUNTS, strict=True)):
+        end = start + count
+        first = end - num_before if num_before else end // block * block
+        found.append(rings[number, [position % rings.shape[1] for position in range(first, end)]])
+    return found
 
 
 def _convolved(
-    x: Tensor, own: Convolution, kernels: RecurrentKernels, tokens: slice, states: Tensor, opened: Tensor,
+    x: Tensor, own: Convolution, kernels: RecurrentKernels, tokens: Tensor, states: Tensor, rings: Tensor,
     step: StepStates,
 ) -> Tensor:  # fmt: skip
-    del opened
-    return kernels.convolve(x[tokens].clone(), 30, own, states, step)
+    return kernels.convolve(x[tokens], 30, own, states, rings, step)
 
 
 def _recurred(
-    x: Tensor, gates: Tensor, own: RecurrentHeads, kernels: RecurrentKernels, tokens: slice, states: Tensor,
-    opened: Tensor, step: StepStates,
+    x: Tensor, gates: Tensor, own: RecurrentHeads, block: int, kernels: RecurrentKernels, tokens: Tensor,
+    states: Tensor, rings: Tensor, step: StepStates,
 ) -> Tensor:  # fmt: skip
-    return kernels.recur(x[tokens].clone(), gates[tokens].clone(), own, states, opened, step)
+    return kernels.recur(x[tokens], gates[tokens], own, states, rings, block, step)
 
 
 def _step(
@@ -190,16 +198,25 @@ def _step(
 
 
 def _in_parts(
-    run: Callable[[slice, Tensor, Tensor, StepStates], Tensor], states: Tensor, opened: Tensor, size: int
-) -> Tensor:
-    """Return the results of the grants one after the other, in steps of `size` tokens; the last grants come first."""
+    run: Callable[[Tensor, Tensor, Tensor, StepStates], Tensor], states: Tensor, rings: Tensor, block: int, size: int,
+    num_drafts: int,
+) -> Tensor:  # fmt: skip
+    """Return the results of the grants one after the other, in steps of `size` tokens; the last grants come first.
+
+    Behind them are `num_drafts` others that are rejected. If there are any, all tokens but the first may be.
+    """
     found: dict[int, Tensor] = {}
     for number in reversed(range(len(_COUNTS))):
-        first, source = sum(_COUNTS[:number]), _SOURCES[number]
+        first, source, border = sum(_COUNTS[:number]), _SOURCES[number], _POSITIONS[number] // block * block
         for start in range(first, first + _COUNTS[number], size):
-            count = min(size, first + _COUNTS[number] - start)
-            saves = {token - start: place for token, place in _SAVES.items()}
-            step = _step(states.device, [(number, count)], [source], [_POSITIONS[number] + start - first], saves)
-            found[start] = run(slice(start, start + count), states, opened, step)
-            source = number
+            count, position = min(size, first + _COUNTS[number] - start), _POSITIONS[number] + start - first
+            saves = {token - start: place for token, place in _SAVES.items() if token < start + count}
+            step = _step(states.device, [(number, count + num_drafts)], [source], [position], saves)
+            if num_drafts:
+                one = torch.ones_like(step.places[:1])
+                step = replace(step, borders=border * one, certain=one)
+            tokens = torch.arange(start, start + count + num_drafts, device=states.device)
+            tokens[count:] = torch.arange(num_drafts, device=states.device) + 3 * (first == 0)
+            found[start] = run(tokens, states, rings, step)[:count]
+            source, border = number, (position + 1) // block * block
     return torch.cat([found[start] for start in sorted(found)])

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
+from pagewood.engine.runner.cuda import ops
 from pagewood.kvpool.tiers import PrefetchPolicy
 
 
@@ -25,3 +27,16 @@ def small_buffers() -> Iterator[None]:
         torch.set_num_threads(1)
         yield
         torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def gates_by_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, torch's functions have other bits in the last numbers of an array, which fill no vector instruction."""
+    plain = ops.gated_columns
+    monkeypatch.setattr(ops, "gated_columns", lambda x, gate: plain(x.double(), gate).to(x.dtype))
+    add = ops.CUDAOps.add_gated
+
+    def add_gated(own: ops.CUDAOps, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+        return add(own, x, y, None if gate is None else gate.double())
+
+    monkeypatch.setattr(ops.CUDAOps, "add_gated", add_gated)

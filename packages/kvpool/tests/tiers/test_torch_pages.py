@@ -15,14 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewood.kvpool import MultiHeadLayout
-from pagewood.kvpool.tiers import HostTier
+from pagewood.kvpool.tiers import HostTier, StatePages
 from pagewood.kvpool.tiers.pages.device import ArrayPages, DevicePages
 
 torch = pytest.importorskip("torch")
 
 from pagewood.kvpool.storage import KVStorage  # noqa: E402
 from pagewood.kvpool.tiers import torch_pages  # noqa: E402
-from pagewood.kvpool.tiers.torch_pages import StagedPages, device_pages, pinned_memory  # noqa: E402
+from pagewood.kvpool.tiers.torch_pages import (  # noqa: E402
+    CUDACopyStream,
+    QueuedCopies,
+    StagedPages,
+    device_pages,
+    pinned_memory,
+)
 
 
 class Stream:
@@ -132,6 +138,53 @@ def test_a_cancelled_copy_has_ended_when_the_call_raises() -> None:
     with pytest.raises(IndexError):
         staged.read([16], memory, [1])
     assert out.num_queued == 0
+
+
+def check_states(layers: Any, copies: QueuedCopies, memory: Any, *, wait: Callable[[], None] = lambda: None) -> None:
+    """Copy a state out and to another place, in parts; `memory` has slots of the host."""
+    page_bytes = memory.shape[1]
+    pages = ArrayPages([[np.zeros((4, page_bytes), np.uint8)]])
+    plain = StatePages(pages, [[array.cpu().numpy() for array in arrays] for arrays in layers])
+    states = StatePages(pages, layers, copies=copies)
+    slots = list(range(len(memory)))[::-1][: plain.num_parts]
+    expected = np.full_like(memory, 0xEE)
+    plain.read(plain.parts_of(1), expected, slots)
+    memory[:] = 0xEE
+    states.read(states.parts_of(1), memory, slots)
+    assert np.array_equal(memory, expected)
+    states.write(states.parts_of(2), memory, slots, lambda _: None)
+    wait()
+    assert all(torch.equal(array[2], array[1]) for arrays in layers for array in arrays)
+
+
+def states_of(device: str) -> list[list[Any]]:
+    shapes = ((3, 24), (3, 4096)), ((3, 24), (3, 4096))
+    return [[torch.randint(256, shape, dtype=torch.uint8, device=device) for shape in layer] for layer in shapes]
+
+
+def test_states_are_copied_by_streams() -> None:
+    layers, out, into, slots = states_of("cpu"), Stream(), Stream(), np.zeros((9, 1024), np.uint8)
+    copies = QueuedCopies(out, into)
+    check_states(layers, copies, slots)
+    assert out.num_queued == into.num_queued == 0
+
+    def cancel(num_layers: int) -> None:
+        raise InterruptedError
+
+    states = StatePages(ArrayPages([[slots]]), layers, copies=copies)
+    with pytest.raises(InterruptedError):
+        states.write(states.parts_of(0), slots, range(9), cancel)
+    assert into.num_queued == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_states_of_a_gpu_are_copied_out_and_back() -> None:
+    where = torch.device("cuda")
+    for memory in (np.zeros((9, 1024), np.uint8), pinned_memory(9, 1024)):
+        layers, streams = states_of("cuda"), [CUDACopyStream(where) for _ in range(2)]
+        torch.cuda.synchronize()
+        check_states(layers, QueuedCopies(*streams), memory, wait=torch.cuda.synchronize)
 
 
 @pytest.mark.gpu

@@ -49,7 +49,7 @@ def state_sizes(
         return StateSizes()
     _check(config, model)
     size, num_rows = state_bytes, config.num_rows
-    if config.speculative != "off":
+    if config.speculative != "off" and config.device != "cuda":  # a CUDA device measures what rows keep
         drafted_bytes = (
             _drafted_bytes(model.states, config.speculative_num_tokens) * size // model.states.bytes_per_page
         )

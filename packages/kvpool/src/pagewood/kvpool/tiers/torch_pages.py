@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
@@ -43,12 +43,16 @@ def device_pages(memory: PageMemory, *, after: torch.cuda.Stream | None = None) 
 
 
 def with_states(pages: DevicePages, states: PageMemory | None, *, num_parts: int | None = None) -> StatePages:
-    """Return pages together with the states of recurrent layers in memory on a CPU, a page of it for each place.
+    """Return pages together with the states of recurrent layers in memory, a page of it for each place.
 
-    For `num_parts` see `StatePages`; `states` may be None with it, if this process has none of the layers.
+    The host must have waited for a state before it publishes it, as for pages. For `num_parts` see `StatePages`;
+    `states` may be None with it, if this process has none of the layers.
     """
     layers = [] if states is None else [states.blocks(layer) for layer in range(states.layout.num_layers)]
-    return StatePages(pages, [[block.numpy() for block in blocks] for blocks in layers], num_parts=num_parts)
+    if states is None or states.device.type == "cpu":
+        return StatePages(pages, [[block.numpy() for block in blocks] for blocks in layers], num_parts=num_parts)
+    out, into = (CUDACopyStream(states.device) for _ in range(2))
+    return StatePages(pages, layers, num_parts=num_parts, copies=QueuedCopies(out, into))
 
 
 def pinned_memory(num_pages: int, page_bytes: int) -> Bytes:
@@ -110,6 +114,42 @@ class CUDACopyStream:
     def wait(self) -> None:
         """Make the host wait until all queued work is done."""
         self._stream.synchronize()
+
+
+class QueuedCopies:
+    """Copies states by streams of a device; satisfies `pages.states.StateCopies`.
+
+    A state's arrays are contiguous within a place, and large, so each goes to or from its slot by copies of its own.
+    """
+
+    __slots__ = ("_into", "_out")
+
+    def __init__(self, out: CopyStream, into: CopyStream) -> None:
+        """Use a stream for each direction."""
+        self._out, self._into = out, into
+
+    def out(self) -> AbstractContextManager[object]:
+        """Return a context for copies to the host, at whose end they are done."""
+        return _waited_for(self._out)
+
+    def into(self) -> AbstractContextManager[object]:
+        """Return a context for copies to the device, at whose end they are done."""
+        return _waited_for(self._into)
+
+    def copy(self, target: torch.Tensor | Bytes, source: torch.Tensor | Bytes) -> None:
+        """Queue the copy of bytes; one view is on the device, and the other one numpy's."""
+        to, of = (one if isinstance(one, torch.Tensor) else torch.from_numpy(one) for one in (target, source))
+        to.copy_(of, non_blocking=True)
+
+
+@contextmanager
+def _waited_for(stream: CopyStream) -> Generator[None]:
+    """Queue on a stream inside, and wait for it at the end, also if there is an error."""
+    try:
+        with stream.queueing():
+            yield
+    finally:
+        stream.wait()
 
 
 class StagedPages:

@@ -212,8 +212,9 @@ def _engine_on(
         page_bytes=sum(built.page_bytes) // num_pools,
         rank_places=() if ranks is None else ranks.group.places,
     )
+    recurrent = built.runner.recurrent
     make_cache = (
-        tiered_cache(config, digest, built.memory)
+        tiered_cache(config, digest, built.memory, states=recurrent and recurrent.memory)
         if ranks is None
         else ranks.make_cache(config, digest, built.memory, built.num_pages, built.page_bytes)
     )
@@ -369,15 +370,14 @@ def _check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
     """
     if model.states is None:
         return
-    for name, off in (
-        ("speculative", "off"),
-        ("enable_dp_attention", False),
-        ("host_cache_gb", None),
-    ):
+    several = "several CUDA devices"
+    for name, off, where in (
+        ("enable_dp_attention", False, "CUDA"), ("speculative", "off", several), ("host_cache_gb", None, several)
+    ):  # fmt: skip
         value = getattr(config, name)
-        if value != off:
+        if value != off and config.num_ranks > 1:
             raise ValueError(
-                f"{name} must be {off} for models with recurrent layers such as {model.architecture} on CUDA, "
+                f"{name} must be {off} for models with recurrent layers such as {model.architecture} on {where}, "
                 f"got {value}"
             )
     if config.max_adapters and any(isinstance(layer.mixer, MixersBesideConfig) for layer in model.layers):

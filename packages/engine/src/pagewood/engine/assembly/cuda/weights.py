@@ -76,11 +76,11 @@ class CUDAPart:
         """Number of the process among the ranks of the model."""
         self._weights = DeviceMemory(built.weights.tensors())
         self._of_drafter = DeviceMemory(built.weights.tensors_of_drafter())
-        opened = None if built.runner.recurrent is None else built.runner.recurrent.opened
+        opened = [] if built.runner.recurrent is None else [built.runner.recurrent.opened]
         self._kv = DeviceMemory(
             [
                 block
-                for one in (built.memory, *built.beside, *([] if opened is None else [opened]))
+                for one in (built.memory, *built.beside, *opened)
                 for layer in range(one.layout.num_layers)
                 for block in one.blocks(layer)
             ]

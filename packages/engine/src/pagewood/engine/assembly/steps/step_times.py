@@ -123,7 +123,7 @@ def _drafting_batch(num_rows: int, num_drafts: int, *, start: int, has_states: b
         counts=size,
         sampled=rows,
         num_promised=size,
-        states=_states(num_rows, has_states=has_states),
+        states=_states(num_rows, 0, has_states=has_states),
         sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_rows, [0] * num_rows),
     )
 
@@ -138,10 +138,10 @@ def _sizes(most: int) -> Iterator[int]:
         size *= 2
 
 
-def _states(num_rows: int, *, has_states: bool) -> Int32:
-    """Return `Batch.states` of rows that each have a place of their own."""
+def _states(num_rows: int, distance: int, *, has_states: bool) -> Int32:
+    """Return `Batch.states` of rows that each have a place of their own, and read one at a distance before it."""
     places = np.arange(num_rows if has_states else 0, dtype=np.int32)
-    return np.column_stack([places, places])
+    return np.column_stack([places - np.int32(distance), places])
 
 
 def _batch(num_rows: int, count: int, *, start: int, page_size: int, has_states: bool) -> Batch:
@@ -162,6 +162,6 @@ def _batch(num_rows: int, count: int, *, start: int, page_size: int, has_states:
         counts=np.full(num_rows, count, np.int32),
         sampled=rows,
         num_promised=np.ones(num_rows, np.int32),
-        states=_states(num_rows, has_states=has_states),
+        states=_states(num_rows, 1, has_states=has_states),
         sampling=SamplingArrays.of([SamplingParams(temperature=0.0)] * num_rows, [0] * num_rows),
     )

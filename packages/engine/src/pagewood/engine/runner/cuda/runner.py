@@ -66,7 +66,7 @@ from pagewood.engine.runner.cuda.latent_attention import AnyAttention, attention
 from pagewood.engine.runner.cuda.pool import PendingSums, queue_sums
 from pagewood.engine.runner.cuda.stage_relay import StageRelay
 from pagewood.engine.runner.cuda.staging import StagingPool, StagingSlot, read
-from pagewood.engine.runner.cuda.state_memory import CUDARecurrence, CUDAStates
+from pagewood.engine.runner.cuda.state_memory import CUDARecurrence, CUDAStates, exact_saves
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape, step_arrays
 from pagewood.engine.runner.processors import Process, RowProcessors, processed
 from pagewood.engine.runner.reported_places import has_rows
@@ -366,7 +366,10 @@ class CUDARunner:
             layers = (
                 [] if attention is not None else [one.mixer for one in cast("Decoder[Tensor]", model).config.layers]
             )
-            self.recurrent = None if states is None else CUDAStates(states, layers, self._tables, graph_sizes)
+            drafts = None if self._drafter is None else max_drafts
+            self.recurrent = (
+                None if states is None else CUDAStates(states, layers, self._tables, graph_sizes, max_drafts=drafts)
+            )
             """What recurrent layers keep of requests; None: no layer is recurrent."""
             planned = None
             if attention is None:
@@ -422,7 +425,7 @@ class CUDARunner:
                 sizes if widths else (),
                 widths,
                 attention,
-                self._forward_in_graph,
+                partial(self._forward_in_graph, width=max(widths, default=1)),
                 device=device,
                 padding_source=tables.max_rows * tables.tokens_per_row,
                 padding_page=self._storage.num_pages - 1,
@@ -637,7 +640,7 @@ class CUDARunner:
             if self._relay is not None:
                 self._relay.fill_graph(size)
             if self.recurrent is not None:
-                self.recurrent.fill_graph(step)
+                self.recurrent.fill_graph(step.states, step.state_saves)
             logits = graph.launch(arrays, step.sources, step.positions, frames, slot.plans)
             if self._relay is not None:
                 self._relay.send_graph(size)
@@ -763,8 +766,9 @@ class CUDARunner:
         if shape is None:
             planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
             wanted, rows = (_wanted(step), None) if part is None else (part.wanted(own), part.rows)
+            recurrence = None if self.recurrent is None else self.recurrent.of_verify(host, step, where)
             with self._inner.keeping(batch, sources) as chosen:
-                states = self._last_states(sources, own_where.positions, planned, wanted, rows)
+                states = self._last_states(sources, own_where.positions, planned, wanted, rows, recurrence=recurrence)
             states = states if part is None else states.index_select(0, on_device["gathered"])
             if not self._is_last:
                 return self._drawn_elsewhere(batch, self._witnessed(rows_of, where.sources)), told
@@ -772,6 +776,8 @@ class CUDARunner:
             inner = self._inner.queue(batch, states, chosen, None if part is None else part.gathered)
         else:
             sums = inner = None
+            if self.recurrent is not None:
+                self.recurrent.fill_graph(step.states, exact_saves(step, where))
             logits = self._verify_graphs.of(shape).launch(arrays, where.sources, places, masks, slot.plans)
             logits = logits.index_select(0, step.wanted)
             self._features = self._feature_memory[: shape[0] * shape[1]]
@@ -1154,11 +1160,13 @@ class CUDARunner:
             self._features = self._head.features(states)
         return last
 
-    def _forward_in_graph(self, sources: Tensor, positions: Tensor, attention: Any, wanted: Tensor) -> Tensor:
+    def _forward_in_graph(
+        self, sources: Tensor, positions: Tensor, attention: Any, wanted: Tensor, *, width: int = 1
+    ) -> Tensor:
         rows, size = None, len(positions)
         if self._division is not None:
             rows = self._division.rows(size, size, size, size)
-        recurrence = None if self.recurrent is None else self.recurrent.of_graph(sources)
+        recurrence = None if self.recurrent is None else self.recurrent.of_graph(sources, width=width)
         with nullcontext() if self._relay is None else self._relay.in_graph():
             states = self._last_states(sources, positions, attention, wanted, rows, recurrence=recurrence)
         if not self._is_last:

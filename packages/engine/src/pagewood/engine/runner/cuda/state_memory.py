@@ -1,7 +1,7 @@
 """The states of recurrent layers on a CUDA device, in the places that batches name.
 
 The last place is the runner's own: grants that pad a graph leave their states there. Beside them is what rows have of
-the blocks that they are in; see `recurrence`.
+their latest tokens; see `recurrence`.
 
 Legend: T tokens of a step, G grants with tokens, H heads of values `[V]`.
 """
@@ -15,12 +15,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pagewood.engine.models.ops import Convolution, RecurrentHeads
 from pagewood.engine.models.parts.channel_delta import ChannelDeltaConfig
 from pagewood.engine.models.parts.choice import AnyMixer, Recurrent, recurrent_part
+from pagewood.engine.runner.cuda.drafts.verify import ExactPlaces
+from pagewood.engine.runner.cuda.drafts.verify_arrays import VerifyArrays
 from pagewood.engine.runner.cuda.recurrence import LARGEST_BLOCK, StepStates, kernels_for
 from pagewood.engine.runner.cuda.step_arrays import StepArrays, TableShape
 from pagewood.kvpool import PageArray, StateLayout
@@ -28,45 +31,62 @@ from pagewood.kvpool.memory import PageMemory, allocate
 
 
 class CUDAStates:
-    """The memory of states, and what the graphs of decode steps read of a step.
+    """The memory of states, and what the graphs of steps read of a step.
 
     Invariant: steps run in the order in which they are queued, so graphs of all sizes share the latter.
+
+    Args:
+        memory: of the states of all recurrent ones among `layers`.
+        layers: of the model.
+        tables: of the runner.
+        graph_sizes: grants of graphs.
+        max_drafts: tokens of a grant that may be rejected, or that pad it, at most; None: no step verifies.
     """
 
-    __slots__ = ("_graph", "_kernels", "_memory", "_places", "_tables", "opened")
+    __slots__ = (
+        "_block", "_borders", "_certain", "_kernels", "_places", "_saves", "_shapes", "_states", "_tables", "memory",
+        "opened",
+    )  # fmt: skip
 
     def __init__(
-        self, memory: PageMemory, layers: Sequence[AnyMixer], tables: TableShape, graph_sizes: Sequence[int]
+        self,
+        memory: PageMemory,
+        layers: Sequence[AnyMixer],
+        tables: TableShape,
+        graph_sizes: Sequence[int],
+        *,
+        max_drafts: int | None = None,
     ) -> None:
-        """Use the memory of the states of all recurrent ones among `layers`."""
-        largest = max(graph_sizes, default=0)
+        largest, width = max(graph_sizes, default=0), 1 + (max_drafts or 0)
         recurrent = {index: part for index, layer in enumerate(layers) if (part := recurrent_part(layer)) is not None}
-        self._memory = memory
+        self.memory = memory
+        """Of states, by place."""  # contents written by: convolve, recur
         self._tables = tables
         self._places = {layer: place for place, layer in enumerate(recurrent)}
         """Which of the layers of `memory` a layer has."""
-        array = _opened(next(iter(recurrent.values())), gcd(tables.page_size, LARGEST_BLOCK))
-        self.opened: PageMemory | None = None
-        """The open block of each row; None: convolutions only."""  # contents written by: recur
-        if array is not None:
-            layout = StateLayout(num_layers=len(recurrent), arrays=(array,))
-            self.opened = allocate(layout, tables.max_rows + 1, device=memory.device)
+        self._block = gcd(tables.page_size, LARGEST_BLOCK)
+        arrays = _rings(next(iter(recurrent.values())), self._block, width - 1)
+        layout = StateLayout(num_layers=len(recurrent), arrays=arrays)
+        self.opened = allocate(layout, tables.max_rows + 1, device=memory.device)
+        """The latest tokens of each row."""  # contents written by: convolve, recur
         self._kernels = kernels_for(memory.device)
         options = {"dtype": torch.int32, "device": memory.device}
-        self._graph = StepStates(
-            places=torch.empty(2 * largest, **options),
-            saves=torch.empty(largest, **options),
-            grants=torch.arange(largest, **options),
-            offsets=torch.arange(largest + 1, **options),
-            sources=torch.empty(0, **options),
-            tokens_per_row=tables.tokens_per_row,
-            longest=1,
-        )
-        """What graphs read of a step with one token a grant."""  # contents written by: clear_graph, fill_graph
+        self._borders = None if max_drafts is None else torch.zeros(tables.max_rows + 1, **options)
+        """[rows], the position of the border that the place of each row has the state at; None: the last one before its
+        next token."""  # contents written by: _begun
+        self._states = torch.empty(2 * largest, **options)
+        """`StepStates.places` of graphs."""  # contents written by: clear_graph, fill_graph
+        self._saves = torch.empty(largest * width, **options)
+        """`StepStates.saves` of graphs."""  # contents written by: clear_graph, fill_graph
+        self._certain = torch.ones(largest, **options)
+        self._shapes = {
+            one: (torch.arange(largest * one, **options) // one, torch.arange(largest + 1, **options) * one)
+            for one in {1, width}
+        }
+        """`StepStates.grants` and `offsets` of graphs, by the tokens of a grant."""
 
     def of_step(self, host: StepArrays[Tensor], step: StepArrays[Tensor]) -> CUDARecurrence:
         """Return what recurrent layers do in a step, whose arrays are in pinned memory and on the device."""
-        counts = host.qo_indptr.numpy()
         own = StepStates(
             places=step.states,
             saves=step.state_saves,
@@ -74,53 +94,114 @@ class CUDAStates:
             offsets=step.qo_indptr,
             sources=step.sources,
             tokens_per_row=self._tables.tokens_per_row,
-            longest=int((counts[1:] - counts[:-1]).max()),
+            longest=_longest(host.qo_indptr),
         )
-        return CUDARecurrence(self, own)
+        return self._begun(own)
 
-    def of_graph(self, sources: Tensor) -> CUDARecurrence:
-        """Return the same of steps of grants with one token each, from `sources`, which `fill_graph` describes."""
-        own, size = self._graph, len(sources)
-        places, saves, grants = own.places[: 2 * size], own.saves[:size], own.grants[:size]
-        offsets = own.offsets[: size + 1]
-        return CUDARecurrence(
-            self, replace(own, places=places, saves=saves, grants=grants, offsets=offsets, sources=sources)
+    def of_verify(self, host: VerifyArrays[Tensor], step: VerifyArrays[Tensor], where: ExactPlaces) -> CUDARecurrence:
+        """Return the same of a step that verifies without a graph."""
+        own = StepStates(
+            places=step.states,
+            saves=exact_saves(step, where),
+            grants=step.token_grants,
+            offsets=step.qo_indptr,
+            sources=where.sources,
+            tokens_per_row=self._tables.tokens_per_row,
+            longest=_longest(host.qo_indptr),
+            certain=step.certain,
         )
+        return self._begun(own)
+
+    def of_graph(self, sources: Tensor, *, width: int = 1) -> CUDARecurrence:
+        """Return the same of steps of grants with `width` tokens each, from `sources`, which `fill_graph` describes.
+
+        A token that pads a grant is one more that is rejected.
+        """
+        size, (grants, offsets) = len(sources) // width, self._shapes[width]
+        own = StepStates(
+            places=self._states[: 2 * size],
+            saves=self._saves[: len(sources)],
+            grants=grants[: len(sources)],
+            offsets=offsets[: size + 1],
+            sources=sources,
+            tokens_per_row=self._tables.tokens_per_row,
+            longest=width,
+            certain=None if width == 1 else self._certain[:size],
+        )
+        return self._begun(own)
 
     def clear_graph(self) -> None:
         """Let steps of graphs read zeros and change nothing but the place of the runner itself, as captures must."""
-        self._graph.places.view(-1, 2)[:, 0] = -1
-        self._graph.places.view(-1, 2)[:, 1] = self._memory.num_pages - 1
-        self._graph.saves.fill_(-1)
+        self._states.view(-1, 2)[:, 0] = -1
+        self._states.view(-1, 2)[:, 1] = self.memory.num_pages - 1
+        self._saves.fill_(-1)
 
-    def fill_graph(self, step: StepArrays[Tensor]) -> None:
-        """Queue the copy of a step's places to where graphs read them."""
-        self._graph.places[: len(step.states)].copy_(step.states)
-        self._graph.saves[: len(step.state_saves)].copy_(step.state_saves)
+    def fill_graph(self, places: Tensor, saves: Tensor) -> None:
+        """Queue the copy of what a step has to where graphs read it; see `StepStates`."""
+        self._states[: len(places)].copy_(places)
+        self._saves[: len(saves)].copy_(saves)
+
+    def _begun(self, step: StepStates) -> CUDARecurrence:
+        """Queue what finds the states of a step, where drafts were rejected, and notes how far it gets them."""
+        if self._borders is None:
+            return CUDARecurrence(self, step)
+        sources, targets = step.places.view(-1, 2).unbind(1)
+        firsts = step.offsets[: len(targets) + 1]
+        at = step.sources.index_select(0, firsts[:-1])
+        rows = torch.div(at, self._tables.tokens_per_row, rounding_mode="floor")
+        starts = at - rows * self._tables.tokens_per_row
+        borders = torch.where(sources == targets, self._borders.index_select(0, rows), starts - starts % self._block)
+        ends = starts + (firsts.diff() if step.certain is None else step.certain)
+        self._borders.index_copy_(0, rows.long(), ends - ends % self._block)
+        return CUDARecurrence(self, replace(step, borders=borders))
 
     def convolve(self, x: Tensor, column: int, convolution: Convolution, layer: int, step: StepStates) -> Tensor:
         """Return the convolution of columns of `x` in `layer`; see `recurrence.RecurrentKernels`."""
-        return self._kernels.convolve(x, column, convolution, self._memory.array(self._places[layer], "tail"), step)
+        place = self._places[layer]
+        tails, latest = self.memory.array(place, "tail"), self.opened.array(place, "latest")
+        return self._kernels.convolve(x, column, convolution, tails, latest, step)
 
     def recur(self, x: Tensor, gates: Tensor, heads: RecurrentHeads, layer: int, step: StepStates) -> Tensor:
         """Return the results of heads in `layer`; see `recurrence.RecurrentKernels`."""
         place = self._places[layer]
-        assert self.opened is not None
-        opened = self.opened.array(place, "opened")
-        return self._kernels.recur(x, gates, heads, self._memory.array(place, "matrices"), opened, step)
+        if step.certain is not None:  # products with zeros hide later tokens, and zero times NaN is NaN
+            x, gates = (torch.nan_to_num(one, 0.0, 0.0, 0.0) for one in (x, gates))
+        matrices, opened = self.memory.array(place, "matrices"), self.opened.array(place, "opened")
+        return self._kernels.recur(x, gates, heads, matrices, opened, self._block, step)
 
 
-def _opened(config: Recurrent, size: int) -> PageArray | None:
-    """Return what a row keeps of an open block of `size` tokens in a layer, see `RecurrentKernels.recur`."""
+def exact_saves(step: VerifyArrays[Tensor], where: ExactPlaces) -> Tensor:
+    """Return `StepStates.saves` of a step that verifies, of which only the device knows where its grants begin."""
+    num_tokens = len(where.sources)
+    saves = torch.full((num_tokens + 1,), -1, dtype=torch.int32, device=where.sources.device)
+    if len(step.state_copies):
+        grants, counts, lengths, places = step.state_copies.view(-1, 4).unbind(1)
+        index = lengths - 1 - where.starts.index_select(0, grants)
+        tokens = step.qo_indptr.index_select(0, grants) + index
+        is_here = (index >= 0) & (index < counts)
+        saves.index_copy_(0, torch.where(is_here, tokens, num_tokens).long(), places)
+    return saves[:num_tokens]
+
+
+def _longest(offsets: Tensor) -> int:
+    """Return the most tokens of a grant, from their first tokens on the host."""
+    return int(np.diff(offsets.numpy()).max())
+
+
+def _rings(config: Recurrent, size: int, num_drafts: int) -> tuple[PageArray, ...]:
+    """Return what a row keeps of its tokens in a layer with blocks of `size` tokens, see `RecurrentKernels`."""
     arrays = {one.name: one.shape for one in config.state}
+    before, channels = arrays["tail"]
+    latest = PageArray(name="latest", dtype="float32", shape=(before + num_drafts, channels))
     if "matrices" not in arrays:
-        return None
+        return (latest,)
     num_heads, key_dim, value_dim = arrays["matrices"]
     values = num_heads * value_dim
-    keys, decays = (arrays["tail"][-1] - values) // 2, num_heads
+    keys, decays = (channels - values) // 2, num_heads
     if isinstance(config, ChannelDeltaConfig):
         decays *= key_dim
-    return PageArray(name="opened", dtype="float32", shape=(size, keys + decays + values))
+    ring = size * (1 + -(-num_drafts // size))
+    return latest, PageArray(name="opened", dtype="float32", shape=(ring, keys + decays + values))
 
 
 class CUDARecurrence:

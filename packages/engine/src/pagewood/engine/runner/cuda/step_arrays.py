@@ -161,7 +161,8 @@ def step_arrays(
         page_shifts=extended(rows * np.int32(tables.pages_per_row) - pages.kv_indptr[:-1], num_empty, 0),
         last_page_len=extended(pages.last_page_len, num_empty, 1),
         kv_lens=extended(kv_lens, num_empty, 0),
-        **_states(batch, tables, starts, counts),
+        states=places_of_states(batch, tables, num_padding),
+        state_saves=state_saves(batch.state_copies, starts, counts) if tables.num_states else _EMPTY,
         wanted=wanted if len(wanted) else np.zeros(1, np.int32),
         gathered=np.empty(0, np.int32),
         scored=scored_tokens(batch, offsets),
@@ -172,13 +173,12 @@ def step_arrays(
     )
 
 
-def _states(batch: Batch, tables: TableShape, starts: Int32, counts: Int32) -> dict[str, Int32]:
-    """Return the places of states of a step's grants and of those that pad it, under the names of `StepArrays`."""
+def places_of_states(batch: Batch, tables: TableShape, num_padding: int) -> Int32:
+    """Return `StepArrays.states` of a batch and of `num_padding` grants more."""
     if not tables.num_states:
-        return {"states": _EMPTY, "state_saves": _EMPTY}
-    own = np.full((len(starts), 2), (-1, tables.num_states - 1), np.int32)
-    own[: len(batch.rows)] = batch.states
-    return {"states": own.ravel(), "state_saves": state_saves(batch.state_copies, starts, counts)}
+        return _EMPTY
+    padding = np.full((num_padding, 2), (-1, tables.num_states - 1), np.int32)
+    return np.concatenate([batch.states, padding]).ravel()
 
 
 def scored_tokens(batch: Batch, offsets: Int32) -> Int32:

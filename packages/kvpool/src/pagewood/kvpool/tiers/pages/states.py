@@ -1,8 +1,10 @@
 """States of recurrent layers among the pages of a device: to the tiers, a state is a few more pages."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any, Protocol
 
 from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.pages.device import DevicePages
@@ -13,9 +15,39 @@ from pagewood.kvpool.tiers.pages.keys import KEY_BYTES
 class _Piece:
     """Bytes of an array that are in one part of a state."""
 
-    array: Bytes  # contents written by: states
+    array: Any  # contents written by: states
     of_array: slice
     of_part: slice
+
+
+class StateCopies(Protocol):
+    """Copies bytes between arrays of states on a device and memory of the host."""
+
+    def out(self) -> AbstractContextManager[object]:
+        """Return a context for copies to the host, at whose end they are done."""
+        ...
+
+    def into(self) -> AbstractContextManager[object]:
+        """Return a context for copies to the device, at whose end they are done."""
+        ...
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy the bytes of one view to another one of this size, at the latest when the context ends."""
+        ...
+
+
+class _ArrayCopies:
+    """Satisfies `StateCopies` for numpy arrays."""
+
+    def out(self) -> AbstractContextManager[object]:
+        """Return a context."""
+        return nullcontext()
+
+    into = out
+
+    def copy(self, target: Bytes, source: Bytes) -> None:
+        """Copy bytes at once."""
+        target[:] = source
 
 
 class StatePages:
@@ -30,7 +62,9 @@ class StatePages:
 
     Args:
         pages: The pages.
-        layers: For each recurrent layer its arrays, `[num_places, num_bytes] uint8` each, contiguous within a place.
+        layers: For each recurrent layer its arrays, `[num_places, num_bytes] uint8` each, contiguous within a place:
+            numpy's, or what `copies` takes.
+        copies: Makes the copies of states; None: they are numpy arrays.
         num_parts: Parts of a state, if other processes copy the same ones of other layers: at least as many as these
             layers need, which may be none. By default as many as they need.
 
@@ -42,11 +76,19 @@ class StatePages:
         num_parts: Parts of a state.
     """
 
-    __slots__ = ("_pages", "_pieces", "num_parts", "page_bytes")
+    __slots__ = ("_copies", "_pages", "_pieces", "num_parts", "page_bytes")
 
-    def __init__(self, pages: DevicePages, layers: Sequence[Sequence[Bytes]], *, num_parts: int | None = None) -> None:
+    def __init__(
+        self,
+        pages: DevicePages,
+        layers: Sequence[Sequence[Any]],
+        *,
+        num_parts: int | None = None,
+        copies: StateCopies | None = None,
+    ) -> None:
         arrays = [array for arrays in layers for array in arrays]
         self._pages = pages
+        self._copies: StateCopies = copies or _ArrayCopies()
         self.page_bytes = size = pages.page_bytes  # written by: __init__
         if (not arrays and num_parts is None) or size < 1:
             raise ValueError(f"layers must have arrays, and pages bytes, got {len(arrays)} arrays and {size} bytes")
@@ -83,34 +125,43 @@ class StatePages:
 
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
         """Copy pages and parts of states out: `pages[i]` to `memory[slots[i]]`."""
-        others: tuple[list[int], list[int]] = ([], [])
-        for page, slot in zip(pages, slots, strict=True):
-            if page >= 0:
-                others[0].append(page)
-                others[1].append(slot)
-                continue
-            place, part = divmod(-1 - page, self.num_parts)
-            pieces, row = self._pieces[part], memory[slot]
-            for piece in pieces:
-                row[piece.of_part] = piece.array[place, piece.of_array]
-            row[pieces[-1].of_part.stop if pieces else 0 :] = 0
+        others, parts = self._divided(pages, slots)
+        if parts:
+            with self._copies.out():
+                for place, pieces, slot in parts:
+                    row = memory[slot]
+                    for piece in pieces:
+                        self._copies.copy(row[piece.of_part], piece.array[place, piece.of_array])
+                    row[pieces[-1].of_part.stop if pieces else 0 :] = 0
         if others[0]:
             self._pages.read(others[0], memory, others[1])
 
     def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
         """Copy pages and parts of states in, the latter first: a layer has arrived when its states and pages have."""
+        others, parts = self._divided(pages, slots)
+        if parts:
+            with self._copies.into():
+                for place, pieces, slot in parts:
+                    for piece in pieces:
+                        self._copies.copy(piece.array[place, piece.of_array], memory[slot, piece.of_part])
+                    arrived(0)
+        if others[0]:
+            self._pages.write(others[0], memory, others[1], arrived)
+
+    def _divided(
+        self, pages: Sequence[int], slots: Sequence[int]
+    ) -> tuple[tuple[list[int], list[int]], list[tuple[int, list[_Piece], int]]]:
+        """Return the pages and their slots; and of parts of states the place, the pieces and the slot."""
         others: tuple[list[int], list[int]] = ([], [])
+        parts: list[tuple[int, list[_Piece], int]] = []
         for page, slot in zip(pages, slots, strict=True):
             if page >= 0:
                 others[0].append(page)
                 others[1].append(slot)
-                continue
-            place, part = divmod(-1 - page, self.num_parts)
-            for piece in self._pieces[part]:
-                piece.array[place, piece.of_array] = memory[slot, piece.of_part]
-            arrived(0)
-        if others[0]:
-            self._pages.write(others[0], memory, others[1], arrived)
+            else:
+                place, part = divmod(-1 - page, self.num_parts)
+                parts.append((place, self._pieces[part], slot))
+        return others, parts
 
 
 def _key(key: bytes, part: int) -> bytes:

@@ -18,7 +18,7 @@ from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cuda.attention import PageArrays, offsets_of
 from pagewood.engine.runner.cuda.drafts.masks import MaskShape
 from pagewood.engine.runner.cuda.pool import pooled_tokens
-from pagewood.engine.runner.cuda.step_arrays import TableShape, X, extended, scored_tokens, updates
+from pagewood.engine.runner.cuda.step_arrays import TableShape, X, extended, places_of_states, scored_tokens, updates
 
 _PADDING_LENGTH = 8
 """Positions for which a padding grant is planned, if its page has that many: a mask with shorter rows costs more."""
@@ -85,6 +85,12 @@ class VerifyArrays(Generic[X]):
     """[F] place of each in a matrix of D rows and `width` - 1 columns."""
     told: X
     """[M] sampled grants with masks and drafts, which the host must know before it makes the masks."""
+    states: X
+    """[2G] without empty grants, see `StepArrays`."""
+    state_copies: X
+    """[4C] the grant of each copy of a state, the grant's tokens, and see `Batch.state_copies`."""
+    certain: X
+    """[G] tokens of each grant that are no drafts; [0] if no layer is recurrent."""
     told_tokens: X
     """[M * (W - 1)] token of each of their drafts; for drafts that are not granted, the last granted one."""
     sampling: X
@@ -158,6 +164,8 @@ def verify_step(
     drafting = np.flatnonzero(promised > 1).astype(np.int32)
     most = promised[drafting] - 1
     draft_owners, draft_steps = _ragged(most)
+    certain = batch.counts.copy()
+    certain[sampled] -= np.maximum(promised - 1, 0)
     told = batch.constrained[promised[batch.constrained] > 1]
     draft_places = np.minimum(np.arange(1, width), promised[told, None] - 1) if len(told) else np.empty((0, 0))
     arrays = VerifyArrays(
@@ -184,6 +192,9 @@ def verify_step(
         draft_tokens=firsts[drafting][draft_owners] + draft_steps + 1,
         draft_cells=draft_owners * np.int32(max(width - 1, 1)) + draft_steps,
         told=told,
+        states=places_of_states(batch, tables, num_padding),
+        state_copies=np.insert(batch.state_copies, 1, batch.counts[batch.state_copies[:, 0]], 1).ravel(),
+        certain=certain if tables.num_states else certain[:0],
         told_tokens=(firsts[told, None] + draft_places).astype(np.int32).ravel(),
         sampling=batch.sampling.take(owners).flat(),
     )

@@ -31,110 +31,137 @@ _VALUES = 32
 in registers."""
 
 
-def convolve(x: Tensor, column: int, convolution: Convolution, tails: Tensor, step: StepStates) -> Tensor:
+def convolve(
+    x: Tensor, column: int, convolution: Convolution, tails: Tensor, latest: Tensor, step: StepStates
+) -> Tensor:
     """Return the convolution of columns of `x`; see `recurrence.RecurrentKernels`."""
-    (width, channels), bias = convolution.weight.shape, convolution.bias
+    (width, channels), bias, ring = convolution.weight.shape, convolution.bias, latest.shape[1]
     out = torch.empty(len(x), channels, dtype=x.dtype, device=x.device)
     num_blocks = triton.cdiv(channels, _CHANNELS)
-    shape = {"X_SIZE": x.stride(0), "COLUMN": column, "SIZE": channels, "WIDTH": width, "BLOCK": _CHANNELS}
+    shape = {
+        "TOKENS_PER_ROW": step.tokens_per_row, "RING": ring, "X_SIZE": x.stride(0), "COLUMN": column, "SIZE": channels,
+        "WIDTH": width, "BLOCK": _CHANNELS,
+    }  # fmt: skip
     _convolve[(len(x), num_blocks)](
-        x, convolution.weight, convolution.weight if bias is None else bias, tails, step.places, step.saves,
-        step.grants, step.offsets, out, HAS_BIAS=bias is not None, ACTIVATES=convolution.activates, **shape,
-        num_warps=4,
+        x, convolution.weight, convolution.weight if bias is None else bias, tails, latest, step.places, step.saves,
+        step.grants, step.offsets, step.sources, out, HAS_BIAS=bias is not None, ACTIVATES=convolution.activates,
+        **shape, num_warps=4,
     )  # fmt: skip
-    _keep_tails[(len(step.places) // 2, num_blocks)](
-        x, tails, step.places, step.offsets, ROWS=triton.next_power_of_2(width - 1), **shape, num_warps=4
-    )
+    _keep_latest[(len(step.places) // 2, num_blocks)](
+        x, tails, latest, step.places, step.offsets, step.sources,
+        ROWS=triton.next_power_of_2(ring), **shape, num_warps=4,
+    )  # fmt: skip
     return out
 
 
 def recur(
-    x: Tensor, gates: Tensor, heads: RecurrentHeads, matrices: Tensor, opened: Tensor, step: StepStates
+    x: Tensor, gates: Tensor, heads: RecurrentHeads, matrices: Tensor, opened: Tensor, size: int, step: StepStates
 ) -> Tensor:
     """Return the results of heads; see `recurrence.RecurrentKernels`."""
     out = torch.empty(len(x), heads.value_size, dtype=x.dtype, device=x.device)
     q_column, k_column, v_column = heads.columns
     num_grants, is_single, num_decays = len(step.places) // 2, step.longest == 1, len(heads.bias)
+    borders, certain = (step.offsets if one is None else one for one in (step.borders, step.certain))
     shape = {
         "X_SIZE": x.stride(0), "NUM_GATES": gates.shape[1], "NUM_DECAYS": num_decays, "K_COLUMN": k_column,
-        "TOKENS_PER_ROW": step.tokens_per_row, "BLOCK": opened.shape[1], "ROWS": LARGEST_BLOCK,
+        "TOKENS_PER_ROW": step.tokens_per_row, "BLOCK": size, "RING": opened.shape[1],
+        "HAS_CERTAIN": step.certain is not None,
     }  # fmt: skip
     _recur[(triton.cdiv(heads.value_dim, _VALUES), heads.num_heads, num_grants)](
         x, gates, heads.rate, heads.bias, heads.rate if heads.skip is None else heads.skip, matrices, opened,
-        step.places, step.saves, step.sources, step.offsets, out, NUM_HEADS=heads.num_heads,
+        step.places, step.saves, step.sources, step.offsets, borders, certain, out, NUM_HEADS=heads.num_heads,
         GROUP=heads.num_heads // heads.num_key_heads, KEY_DIM=heads.key_dim, VALUE_DIM=heads.value_dim,
         Q_COLUMN=q_column, V_COLUMN=v_column, LEAST_SQUARES=LEAST_SQUARES, LEAST_DECAY=LEAST_DECAY,
-        CORRECTS=heads.corrects, MOST_STRENGTH=heads.most_strength, BY_CHANNEL=heads.decays_by_channel,
-        HAS_SKIP=heads.skip is not None, IS_SINGLE=is_single, KEYS=max(16, triton.next_power_of_2(heads.key_dim)),
-        VALUES=_VALUES, **shape, num_warps=8,
+        HAS_BORDERS=step.borders is not None, CORRECTS=heads.corrects, MOST_STRENGTH=heads.most_strength,
+        BY_CHANNEL=heads.decays_by_channel, HAS_SKIP=heads.skip is not None, IS_SINGLE=is_single,
+        KEYS=max(16, triton.next_power_of_2(heads.key_dim)), VALUES=_VALUES, ROWS=LARGEST_BLOCK, **shape, num_warps=8,
     )  # fmt: skip
     if not is_single:
         _keep_open[(num_grants, triton.cdiv(heads.key_size + num_decays, _CHANNELS))](
-            x, gates, opened, step.sources, step.offsets, KEY_SIZE=heads.key_size, ROW_SIZE=opened.shape[2],
-            CHANNELS=_CHANNELS, **shape, num_warps=4,
+            x, gates, opened, step.sources, step.offsets, certain, KEY_SIZE=heads.key_size,
+            ROW_SIZE=opened.shape[2], CHANNELS=_CHANNELS, ROWS=triton.next_power_of_2(max(opened.shape[1], 16)),
+            **shape, num_warps=4,
         )  # fmt: skip
     return out
 
 
 @triton.jit
+def _begin(sources, offsets, grant, TOKENS_PER_ROW: tl.constexpr) -> tuple[tl.tensor, ...]:
+    """Return the row of a grant, its first position, its first token, and the one behind its last."""
+    first = tl.load(offsets + grant)
+    at = tl.load(sources + first)
+    return (at // TOKENS_PER_ROW).to(tl.int64), at % TOKENS_PER_ROW, first, tl.load(offsets + grant + 1)
+
+
+@triton.jit
 def _rows(
-    x, tails, token, index, back, source, channels, is_inside,
-    X_SIZE: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    x, tails, latest, first, index, source, target, row, position, channels, is_inside,
+    X_SIZE: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, RING: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return channels of the token `back` tokens before `token`, which is number `index` of its grant: of the step, or
-    of the state that the grant reads.
-    """
-    here_at = x + (token - back).to(tl.int64) * X_SIZE + COLUMN + channels
-    here = tl.load(here_at, mask=is_inside & (index >= back), other=0.0).to(tl.float32)
-    if source >= 0:
-        old_at = tails + (source * (WIDTH - 1) + (WIDTH - 1) + index - back) * SIZE + channels
-        here += tl.load(old_at, mask=is_inside & (index < back), other=0.0)
+    """Return channels of token `index` of a grant; before its first, of what the grant goes on from."""
+    here_at = x + (first + index).to(tl.int64) * X_SIZE + COLUMN + channels
+    here = tl.load(here_at, mask=is_inside & (index >= 0), other=0.0).to(tl.float32)
+    is_old = is_inside & (index < 0)
+    if source == target:
+        place = row * RING + (position + index + RING) % RING
+        here += tl.load(latest + place * SIZE + channels, mask=is_old, other=0.0)
+    elif source >= 0:
+        here += tl.load(tails + (source * (WIDTH - 1) + (WIDTH - 1) + index) * SIZE + channels, mask=is_old, other=0.0)
     return here
 
 
 @triton.jit
 def _convolve(
-    x, weight, bias, tails, places, saves, grants, offsets, out,
-    X_SIZE: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACTIVATES: tl.constexpr,
+    x, weight, bias, tails, latest, places, saves, grants, offsets, sources, out,
+    TOKENS_PER_ROW: tl.constexpr, RING: tl.constexpr, X_SIZE: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Convolve channels of a token, and keep the state behind it, if it has a place."""
     token = tl.program_id(0)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = channels < SIZE
     grant = tl.load(grants + token)
-    index = token - tl.load(offsets + grant) + 0 * channels
-    source, save = tl.load(places + 2 * grant).to(tl.int64), tl.load(saves + token).to(tl.int64)
+    row, position, first, _ = _begin(sources, offsets, grant, TOKENS_PER_ROW)
+    index = token - first + 0 * channels
+    source, target = tl.load(places + 2 * grant).to(tl.int64), tl.load(places + 2 * grant + 1).to(tl.int64)
+    save = tl.load(saves + token).to(tl.int64)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     if HAS_BIAS:
         total += tl.load(bias + channels, mask=is_inside, other=0.0)
     for w in tl.static_range(WIDTH):
-        row = _rows(x, tails, token, index, WIDTH - 1 - w, source, channels, is_inside, X_SIZE, COLUMN, SIZE, WIDTH)
-        total += tl.load(weight + w * SIZE + channels, mask=is_inside, other=0.0) * row
+        here = _rows(
+            x, tails, latest, first, index - (WIDTH - 1 - w), source, target, row, position, channels, is_inside,
+            X_SIZE, COLUMN, SIZE, WIDTH, RING,
+        )  # fmt: skip
+        total += tl.load(weight + w * SIZE + channels, mask=is_inside, other=0.0) * here
         if (w > 0) & (save >= 0):
-            tl.store(tails + (save * (WIDTH - 1) + w - 1) * SIZE + channels, row, mask=is_inside)
+            tl.store(tails + (save * (WIDTH - 1) + w - 1) * SIZE + channels, here, mask=is_inside)
     if ACTIVATES:
         total = total / (1.0 + tl.exp(-total))
     tl.store(out + token.to(tl.int64) * SIZE + channels, total.to(out.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit
-def _keep_tails(
-    x, tails, places, offsets,
-    X_SIZE: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+def _keep_latest(
+    x, tails, latest, places, offsets, sources,
+    TOKENS_PER_ROW: tl.constexpr, RING: tl.constexpr, X_SIZE: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Leave the last rows of a grant, which may replace those that it reads."""
+    """Keep the last inputs of a grant in the ring of its row, with those before it, if it goes on from a place."""
     grant = tl.program_id(0)
     channels = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    rows = tl.arange(0, ROWS)[:, None]
-    is_inside = (channels < SIZE) & (rows < WIDTH - 1)
+    row, position, first, end = _begin(sources, offsets, grant, TOKENS_PER_ROW)
     source, target = tl.load(places + 2 * grant).to(tl.int64), tl.load(places + 2 * grant + 1).to(tl.int64)
-    last = tl.load(offsets + grant + 1) - 1
-    index = last - tl.load(offsets + grant)
-    kept = _rows(x, tails, last, index, WIDTH - 2 - rows, source, channels, is_inside, X_SIZE, COLUMN, SIZE, WIDTH)
-    tl.debug_barrier()  # all is read before anything is written
-    tl.store(tails + (target * (WIDTH - 1) + rows) * SIZE + channels, kept, mask=is_inside)
+    back = tl.arange(0, ROWS)[:, None]
+    index = end - first - 1 - back
+    oldest = tl.where(source == target, 0, 1 - WIDTH)
+    is_inside = (back < RING) & (index >= oldest) & (channels < SIZE)
+    here = _rows(
+        x, tails, latest, first, index, source, target, row, position, channels, is_inside,
+        X_SIZE, COLUMN, SIZE, WIDTH, RING,
+    )  # fmt: skip
+    place = row * RING + (position + index + RING) % RING
+    tl.store(latest + place * SIZE + channels, here, mask=is_inside)
 
 
 @triton.jit
@@ -161,13 +188,13 @@ def _product(a, b) -> tl.tensor:
 
 @triton.jit
 def _recur(
-    x, gates, rates, biases, skips, matrices, opened, places, saves, sources, offsets, out,
+    x, gates, rates, biases, skips, matrices, opened, places, saves, sources, offsets, borders, certain, out,
     X_SIZE: tl.constexpr, NUM_GATES: tl.constexpr, NUM_DECAYS: tl.constexpr, NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, Q_COLUMN: tl.constexpr,
     K_COLUMN: tl.constexpr, V_COLUMN: tl.constexpr, LEAST_SQUARES: tl.constexpr, LEAST_DECAY: tl.constexpr,
     CORRECTS: tl.constexpr, MOST_STRENGTH: tl.constexpr, BY_CHANNEL: tl.constexpr, HAS_SKIP: tl.constexpr,
-    TOKENS_PER_ROW: tl.constexpr, BLOCK: tl.constexpr, IS_SINGLE: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, VALUES: tl.constexpr,
+    TOKENS_PER_ROW: tl.constexpr, BLOCK: tl.constexpr, RING: tl.constexpr, HAS_BORDERS: tl.constexpr,
+    HAS_CERTAIN: tl.constexpr, IS_SINGLE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Go through the blocks of a grant, for some values of a head: write what tokens answer, and change the state.
 
@@ -184,28 +211,29 @@ def _recur(
     own = (head * KEY_DIM + keys[None, :]) * VALUE_DIM + values[:, None]
     is_inside = has_value[:, None] & has_key[None, :]
     source, target = tl.load(places + 2 * grant).to(tl.int64), tl.load(places + 2 * grant + 1).to(tl.int64)
-    first, end = tl.load(offsets + grant), tl.load(offsets + grant + 1)
-    at = tl.load(sources + first)
-    start = at % TOKENS_PER_ROW % BLOCK  # tokens of the first block that came before
+    row, position, first, end = _begin(sources, offsets, grant, TOKENS_PER_ROW)
+    border = position // BLOCK * BLOCK
+    if HAS_BORDERS:
+        border = tl.load(borders + grant)
+    start = first - (position - border)  # the token of the step that would be at the border
+    closed = _closed(certain, grant, position, first, end, BLOCK, HAS_CERTAIN)
     state_size = NUM_HEADS * KEY_DIM * VALUE_DIM
     state = tl.zeros((VALUES, KEYS), tl.float32)
     if source >= 0:
         state += tl.load(matrices + source * state_size + own, mask=is_inside, other=0.0)
+    if (source != target) & (closed == start):
+        tl.store(matrices + target * state_size + own, state, mask=is_inside)
     key_size = NUM_HEADS // GROUP * KEY_DIM
     row_size = key_size + NUM_DECAYS + NUM_HEADS * VALUE_DIM
-    opened_at = opened + ((at // TOKENS_PER_ROW).to(tl.int64) * BLOCK + index)[:, None] * row_size
-    k_at, decays_at, changes_at = (
-        opened_at + of_keys,
-        opened_at + key_size + decaying,
-        opened_at + key_size + NUM_DECAYS,
-    )
-    changes_at += of_values
-    changes = tl.load(changes_at, mask=(index < start)[:, None] & has_value[None, :], other=0.0)
     rate = tl.load(rates + head)
     bias = tl.load(biases + decaying, mask=is_channel, other=0.0)
-    for begin in range(first - start, end, BLOCK):
+    for begin in range(start, end, BLOCK):
         tokens = (begin + index)[:, None]
-        is_old, is_new = tokens < first, (tokens >= first) & (tokens < end) & (index < BLOCK)[:, None]
+        opened_at = opened + (row * RING + (border + begin - start) % RING + index)[:, None] * row_size
+        k_at, decays_at = opened_at + of_keys, opened_at + key_size + decaying
+        changes_at = opened_at + key_size + NUM_DECAYS + of_values
+        is_here = (tokens < end) & (index < BLOCK)[:, None]
+        is_old, is_new = is_here & (tokens < first), is_here & (tokens >= first)
         x_at, gates_at = x + tokens.to(tl.int64) * X_SIZE, gates + tokens.to(tl.int64) * NUM_GATES
         q = tl.load(x_at + Q_COLUMN + of_keys, mask=is_new & has_key[None, :], other=0.0).to(tl.float32)
         k = tl.load(x_at + K_COLUMN + of_keys, mask=is_new & has_key[None, :], other=0.0).to(tl.float32)
@@ -238,17 +266,18 @@ def _recur(
             weights = _product(q, tl.trans(k)) * between
             if CORRECTS:
                 matches = _product(k, tl.trans(k)) * between
+        known = tl.load(changes_at, mask=is_old & has_value[None, :], other=0.0)
         if CORRECTS:
             strength = MOST_STRENGTH / (1.0 + tl.exp(-tl.load(gates_at + head, mask=is_new, other=0.0)))
             answers = _product(k * tl.exp(since), tl.trans(state))
-            changes = tl.where(is_old, changes, (v - answers) * strength)
+            changes = tl.where(is_old, known, (v - answers) * strength)
             matches = tl.where(index[None, :] < index[:, None], matches, 0.0) * strength
             for i in range(tl.maximum(first - begin, 1), tl.minimum(end - begin, BLOCK)):
                 is_own = (index == i)[:, None]
-                known = tl.sum(tl.where(is_own, matches, 0.0), 0)
-                changes -= tl.where(is_own, tl.sum(changes * known[:, None], 0)[None, :], 0.0)
+                matched = tl.sum(tl.where(is_own, matches, 0.0), 0)
+                changes -= tl.where(is_own, tl.sum(changes * matched[:, None], 0)[None, :], 0.0)
         else:
-            changes = tl.where(is_old, changes, v)
+            changes = tl.where(is_old, known, v)
         result = _product(q * tl.exp(since), tl.trans(state))
         result += _product(tl.where(index[None, :] <= index[:, None], weights, 0.0), changes)
         if HAS_SKIP:
@@ -258,33 +287,40 @@ def _recur(
         if begin + BLOCK <= end:
             last = tl.sum(tl.where((index == BLOCK - 1)[:, None], since, 0.0), 0)[None, :]
             state = state * tl.exp(last) + _product(tl.trans(changes), k * tl.exp(last - since))
-            save = tl.load(saves + begin + BLOCK - 1).to(tl.int64)
+            save = tl.load(saves + begin + BLOCK - 1, mask=begin + BLOCK > first, other=-1).to(tl.int64)
             if save >= 0:
                 tl.store(matrices + save * state_size + own, state, mask=is_inside)
-    num_open = (end - first + start) % BLOCK
-    is_kept = (index < num_open) & (end - num_open + index >= first)
-    tl.store(changes_at, changes, mask=is_kept[:, None] & has_value[None, :])
-    if (source != target) | (end - first + start >= BLOCK):
-        tl.store(matrices + target * state_size + own, state, mask=is_inside)
+            if begin + BLOCK == closed:
+                tl.store(matrices + target * state_size + own, state, mask=is_inside)
+        tl.store(changes_at, changes, mask=is_new & (tokens >= closed) & has_value[None, :])
+
+
+@triton.jit
+def _closed(certain, grant, position, first, end, BLOCK: tl.constexpr, HAS_CERTAIN: tl.constexpr) -> tl.tensor:
+    """Return the token of the step behind the last border up to which nothing is rejected."""
+    num = end - first
+    if HAS_CERTAIN:
+        num = tl.load(certain + grant)
+    return first + num - (position + num) % BLOCK
 
 
 @triton.jit
 def _keep_open(
-    x, gates, opened, sources, offsets, X_SIZE: tl.constexpr, NUM_GATES: tl.constexpr, NUM_DECAYS: tl.constexpr,
-    K_COLUMN: tl.constexpr, KEY_SIZE: tl.constexpr, ROW_SIZE: tl.constexpr, TOKENS_PER_ROW: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    x, gates, opened, sources, offsets, certain, X_SIZE: tl.constexpr, NUM_GATES: tl.constexpr,
+    NUM_DECAYS: tl.constexpr, K_COLUMN: tl.constexpr, KEY_SIZE: tl.constexpr, ROW_SIZE: tl.constexpr,
+    TOKENS_PER_ROW: tl.constexpr, BLOCK: tl.constexpr, RING: tl.constexpr, HAS_CERTAIN: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Keep what later tokens of its last block read of those of a grant: keys, and numbers of decays."""
+    """Keep what later steps read of a grant's tokens behind its last certain border: keys, and numbers of decays."""
     grant = tl.program_id(0)
     channels = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
-    first, end, index = tl.load(offsets + grant), tl.load(offsets + grant + 1), tl.arange(0, ROWS)[:, None]
-    at = tl.load(sources + first)
-    num_open = (at % TOKENS_PER_ROW + end - first) % BLOCK
-    tokens = (end - num_open + index).to(tl.int64)
-    is_kept, is_key = (index < num_open) & (tokens >= first), channels < KEY_SIZE
+    row, position, first, end = _begin(sources, offsets, grant, TOKENS_PER_ROW)
+    closed = _closed(certain, grant, position, first, end, BLOCK, HAS_CERTAIN)
+    tokens = (tl.maximum(closed, first) + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    is_kept, is_key = tokens < end, channels < KEY_SIZE
     k = tl.load(x + tokens * X_SIZE + K_COLUMN + channels, mask=is_kept & is_key, other=0.0).to(tl.float32)
     is_decay = (channels >= KEY_SIZE) & (channels < KEY_SIZE + NUM_DECAYS)
     of_gates = NUM_GATES - NUM_DECAYS + channels - KEY_SIZE
     decays = tl.load(gates + tokens * NUM_GATES + of_gates, mask=is_kept & is_decay, other=0.0)
-    row = (at // TOKENS_PER_ROW).to(tl.int64) * BLOCK + index
-    tl.store(opened + row * ROW_SIZE + channels, tl.where(is_key, k, decays), mask=is_kept & (is_key | is_decay))
+    at = opened + (row * RING + (position + tokens - first) % RING) * ROW_SIZE + channels
+    tl.store(at, tl.where(is_key, k, decays), mask=is_kept & (is_key | is_decay))
