@@ -289,12 +289,14 @@ def same_bits_with_drafts(folder: Path, seed: int) -> None:
             num_tokens["accepted"] += len(tokens) - 1
         num_tokens["drafted"] += 0 if result.num_drafted is None else int(result.num_drafted.sum())
 
-    last = one = add(3, 1)
+    last = add(3, 1)
+    shared_one = last.sequence
     pending: Pending | None = None
-    for index, is_hit in ((0, False), (2, False), (2, True)):
-        share = {"share": one.sequence, "num_shared_pages": 2} if is_hit else {}
+    for index, num_steps, shared in ((0, 4, None), (2, 4, None), (1, 1, None), (2, 4, 2)):
+        share = {"share": shared_one, "num_shared_pages": shared} if shared else {}
         one = add(index, 0, **share)
-        for _ in range(4):
+        shared_one = one.sequence if index == 2 else shared_one
+        for _ in range(num_steps):
             live = [each for each in (one, last) if len(each.sequence.tokens) + MAX_DRAFTS < LENGTH]
             following = launched(live)
             if pending is not None:
