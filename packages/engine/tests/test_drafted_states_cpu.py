@@ -255,7 +255,7 @@ FAULTS: dict[str, list[Edit]] = {
         (DraftedRuns, "lay_out", "starts - self._reached[rows]", "np.maximum(starts - self._reached[rows] - 1, 0)")
     ],
     "what is computed again begins elsewhere": [
-        (DraftedRuns, "lay_out", "num)[:] = self._reached[rows[found]]", "num)[:] = self._reached[rows[found]] + 1")
+        (DraftedRuns, "lay_out", "= self._reached[of_rank[found]]", "= self._reached[of_rank[found]] + 1")
     ],
     "a row goes on with the drafts of its last request": [
         (DraftedRuns, "admit", "self._reached[batch.admitted_rows()] = batch.starts[batch.admitted]", "pass")

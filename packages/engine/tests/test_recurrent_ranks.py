@@ -18,6 +18,7 @@ from pagewood.engine.api import EngineConfig
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.parts import gated_delta, short_convolution, state_space
 from pagewood.engine.models.shard import Shard
+from pagewood.engine.runner.cpu.program.division import RequestDivision
 from pagewood.engine.runner.cpu.program.ops import CPUOps
 from pagewood.engine.runner.ranks import following as following_ranks
 from pressed import found, say_the_same
@@ -29,6 +30,10 @@ STAGED = (
     "lfm2-biases", "granite4-states", "granite4-groups", "granite4-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe",
     "mamba2",
 )  # fmt: skip
+BY_REQUEST: dict[str, Any] = {
+    "tensor_parallel_size": 2, "enable_dp_attention": True, "max_running": 4, "max_total_tokens": 160,
+    "state_places": 10,
+}  # fmt: skip
 
 
 def can_be_divided(folder: Path, count: int) -> bool:
@@ -73,6 +78,18 @@ def test_stages_have_the_tokens_of_one_process(name: str, tmp_path: Path, monkey
         assert say_the_same(found(tmp_path, **stages, **options), expected)
 
 
+@pytest.mark.parametrize(
+    "name", [one if one == "qwen3-next" else pytest.param(one, marks=pytest.mark.slow) for one in RECURRENT]
+)
+def test_ranks_divide_states_by_request(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has whole recurrent layers, and the states of its own requests."""
+    build(CASES[name], tmp_path)
+    ranks_are_threads(monkeypatch)
+    two = found(tmp_path, **BY_REQUEST)
+    assert say_the_same(two, found(tmp_path))
+    assert sum(one.num_cached for one in two) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", ["rfff", "rrff"])
 def test_a_stage_may_have_no_recurrent_layer(kinds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +104,12 @@ def test_hosts_and_processes_have_the_tokens_of_one_process(tmp_path: Path, monk
     build(deep("granite4-moe"), tmp_path)
     expected = found(tmp_path)
     assert found(tmp_path, tensor_parallel_size=2) == expected
+    assert say_the_same(found(tmp_path, **BY_REQUEST), expected)
     ranks_are_threads(monkeypatch)
     config = over_nodes(2, EngineConfig(num_threads=2, tensor_parallel_size=2))
     hosts: dict[str, Any] = {"tensor_parallel_size": 2, "nnodes": 2, "master_addr": config.master_addr}
     assert found(tmp_path, **hosts) == expected
+    assert say_the_same(found(tmp_path, **{**hosts, **BY_REQUEST}), expected)
 
 
 _ROWS = "found.append(np.arange(start + units.start * size, start + units.stop * size))"
@@ -109,6 +128,9 @@ FAULTS: dict[str, tuple[str, Edit]] = {
         "lfm2", (following_ranks, "_follow", "segment.launched[rank, 0] = number",
                  "segment.launched[rank, 0] = number; batch.states[:, 1] ^= batch.state_copies.size > 0"),
     ),
+    "ranks by request share places": (
+        "lfm2", (RequestDivision, "over", "num_states=num_states", "num_states=max(1, num_states // 3)")
+    ),
 }  # fmt: skip
 
 
@@ -120,7 +142,8 @@ def test_seeded_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.
     ranks_are_threads(monkeypatch)
     expected = found(tmp_path)
     seed_fault([edit], monkeypatch)
-    assert found(tmp_path, tensor_parallel_size=4) != expected
+    options: dict[str, Any] = BY_REQUEST if "by request" in name else {"tensor_parallel_size": 4}
+    assert not say_the_same(found(tmp_path, **options), expected)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +154,7 @@ def test_seeded_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.
         ("kimi-linear", {"tensor_parallel_size": 2}, "must be 1 for models with layers of ChannelDelta, got 2"),
         ("lfm2", {"tensor_parallel_size": 3}, "hidden_size must be a multiple of tensor_parallel_size 3, got 64"),
         ("lfm2", {"pipeline_parallel_size": 2}, "pipeline_parallel_size must be at most 1, the number of layers with"),
-        (
-            "lfm2", {"tensor_parallel_size": 2, "enable_dp_attention": True},
-            "enable_dp_attention must be False for models with recurrent layers, got True",
-        ),
+        ("lfm2", BY_REQUEST | {"state_places": 3}, "state_places of each rank must be at least .* 2, got 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_divided_is_refused(name: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from pagewood.engine.runner.cpu.program.drafted_runs import DraftedRuns
 from pagewood.engine.runner.cpu.program.passes import Grants
 from pagewood.engine.runner.ranks.messages import MovePages
 from pagewood.engine.runner.ranks.ranked_pages import FollowedPages, RankedStore
+from pagewood.kvpool.tiers.pages import states as pages_of_states
+from pagewood.kvpool.tiers.pages.device import ChainedPages
 from pagewood.kvpool.tiers.pages.states import StatePages
 from seeded_faults import Edit, seed_fault
 from sides import Side
@@ -42,6 +45,9 @@ SAMPLED = SamplingParams(temperature=1.0, seed=7, max_tokens=NUM_OUTPUT, ignore_
 SMALL: dict[str, Any] = {
     "max_total_tokens": 256, "max_running": 1, "state_places": 3, "host_cache_gb": 0.02, "chunked_prefill_size": 32,
 }  # fmt: skip
+BY_REQUEST: dict[str, Any] = {
+    "tensor_parallel_size": 2, "enable_dp_attention": True, "state_places": 6, "max_running": 2
+}  # fmt: skip
 FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "ranks": ({"tensor_parallel_size": 2}, "rfrf"),
     "stages": ({"pipeline_parallel_size": 2}, "rfrf"),
@@ -50,8 +56,11 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "a host has most of a state": ({"pipeline_parallel_size": 2, "nnodes": 2}, "frrrrf"),
     "a host has no state": ({"pipeline_parallel_size": 2, "nnodes": 2}, "rfff"),
     "hosts of stages of ranks": ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "nnodes": 2}, "rfrf"),
+    "by request": (BY_REQUEST, "rfrf"),
+    "by request on hosts": ({**BY_REQUEST, "nnodes": 2}, "rfrf"),
 }
 """Options, and the layers of the model."""
+FEW = {("qwen3-next", "both"), ("qwen3-next", "a host has most of a state"), ("mamba2", "by request")}
 pytestmark = pytest.mark.usefixtures("patient_requests")
 
 
@@ -60,10 +69,6 @@ def oracles() -> Iterator[None]:
     """Keep the plain engines until the last test."""
     with plain_engines():
         yield
-
-
-def slow_but(forms: tuple[str, ...]) -> list[Any]:
-    return [form if form in forms else pytest.param(form, marks=pytest.mark.slow) for form in FORMS]
 
 
 def options_of(form: str) -> dict[str, Any]:
@@ -81,16 +86,19 @@ def prompt(seed: int) -> list[int]:
 def answered(folder: Path, *, num_turns: int = 1, **options: Any) -> list[tuple[list[int], int]]:
     """Return the answers of an engine to prompts that do not fit beside each other, and their numbers of cached tokens.
 
-    Afterwards, everything is stored.
+    Two are asked at a time, so that each rank has one by request. Afterwards, everything is stored.
     """
     options = {"model": str(folder), **SMALL, **options}
     found: list[tuple[list[int], int]] = []
     with following(EngineConfig(**options)) if "nnodes" in options else nullcontext([]) as errors:
         side = Side(**options)
         try:
-            for name in [f"{turn} {seed}" for turn in range(num_turns) for seed in range(4)]:
-                tokens = side.answer(name, prompt(int(name[-1])), SAMPLED)
-                found.append((tokens, side.ends[name].num_cached_tokens))
+            for turn, first in product(range(num_turns), (0, 2)):
+                side.submit(f"{turn} {first}", prompt(first), SAMPLED)
+                side.answer(f"{turn} {first + 1}", prompt(first + 1), SAMPLED)
+                side.until(lambda: len(side.ends) % 2 == 0)
+                names = [f"{turn} {first + one}" for one in range(2)]
+                found += [(side.tokens[name], side.ends[name].num_cached_tokens) for name in names]
         finally:
             side.engine.close()
     assert not errors
@@ -112,9 +120,18 @@ def check_tiers(folder: Path, form: str, disk: Path, *, lose: Callable[[], objec
     assert answered(folder, **options_of(form), **stored) == [(tokens, NUM_WHOLE) for tokens in whole]
 
 
-@pytest.mark.parametrize("form", slow_but(("both", "a host has most of a state")))
-@pytest.mark.parametrize("name", ["qwen3-next", pytest.param("granite4-groups", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        pytest.param(name, form, marks=() if (name, form) in FEW else pytest.mark.slow)
+        for name in ("qwen3-next", "granite4-groups", "mamba2")
+        for form in FORMS
+    ],
+)
 def test_pages_and_states_come_back(name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a model without attention in parts that are larger than its pages."""
+    if name == "mamba2":
+        monkeypatch.setattr(pages_of_states, "_MOST_PARTS", 4)
     ranks_are_threads(monkeypatch)
     build(deep(name, FORMS[form][1]), tmp_path / "model")
     check_tiers(tmp_path / "model", form, tmp_path / "disk")
@@ -160,10 +177,13 @@ def served(seed: int, kind: str, folder: Path, form: str) -> Report:
             for one in load.arrivals
         ]
         load = replace(load, arrivals=tuple(arrivals))
+    places = rng.choice((5, 7, None))
+    if "enable_dp_attention" in options:
+        load, places = replace(load, num_pages=2 * load.num_pages), places and places + 1
     return run(
         load, model=folder, drafter=None if kind == "off" else drafter, num_tokens=rng.choice((2, 3, 6)),
         make_drafting=random_drafting(rng), host_cache_gb=rng.choice((0.0003, 0.003)),
-        state_places=rng.choice((5, 7, None)), **options,
+        **{**options, "state_places": places, "max_running": load.config.max_running},
     )  # fmt: skip
 
 
@@ -177,7 +197,7 @@ def check_traffic(kind: str, form: str, seeds: range, folder: Path) -> list[Repo
 @pytest.mark.parametrize(
     ("kind", "form", "seeds"),
     [
-        ("eagle", "both", range(1)),
+        ("eagle", "both", range(1)), ("eagle", "by request", range(1)),
         *(
             pytest.param(kind, form, seeds, marks=pytest.mark.slow)
             for kind, form, seeds in [
@@ -185,6 +205,9 @@ def check_traffic(kind: str, form: str, seeds: range, folder: Path) -> list[Repo
                 ("draft", "ranks", range(3)), ("eagle", "ranks", range(3, 6)), ("ngram", "stages", range(3)),
                 ("draft", "stages", range(3, 6)), ("suffix", "both", range(3)), ("suffix", "hosts", range(3)),
                 ("eagle", "hosts of stages of ranks", range(2)), ("draft", "a host has no state", range(2)),
+                ("off", "by request", range(3)), ("ngram", "by request", range(3)), ("suffix", "by request", range(3)),
+                ("draft", "by request", range(3)), ("eagle", "by request", range(1, 4)),
+                ("eagle", "by request on hosts", range(2)), ("off", "by request on hosts", range(2)),
             ]
         ),
     ],
@@ -217,6 +240,10 @@ FAULTS: dict[str, tuple[str, Edit]] = {
         "a host has most of a state", (FollowedPages, "_moved", "self._own.write(message.pages, images, slots",
                                        "half = -self._own.num_parts // 2; "
                                        "self._own.write(message.pages[:half], images, slots[:half]"),
+    ),
+    "a part of a state of another rank": (
+        "by request", (ChainedPages, "_divided", "number, own = divmod(-1 - page, self._num_parts)",
+                       "number, own = 0, (-1 - page) % self._num_parts")
     ),
     "a state is there when rank 0 has it": ("losses", (RankedStore, "get", "return [all", "return found or [all")),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Random traffic over pages that ranks divide by request: a page of another rank changes the tokens."""
+"""Random traffic over pages and states that ranks divide by request: one of another rank changes the tokens."""
 
 import random
 from contextlib import suppress
@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from pagewood.engine.core.loop import Engine, RunnerLostError
 from pagewood.engine.core.memory import divided_kv
 from pagewood.engine.core.memory.divided_kv import DividedKV
+from pagewood.engine.core.memory.states import StatePlaces
 from pagewood.engine.runner.ranks import following
 from scale import scaled
+from scenarios import running
 from scenarios.drawing import random_scenario, with_pools
 from scenarios.extending import extended
 from scenarios.running import run_scenario
@@ -27,8 +29,8 @@ KINDS: tuple[tuple[str, ...], ...] = (
 
 def drawn(rng: random.Random, *, overlap: bool, has_faults: bool = False) -> Scenario:
     scenario = extended(random_scenario(rng, overlap=overlap), rng, *rng.choice(KINDS))
-    scenario = extended(scenario, rng, "faults" if has_faults else None)
-    return replace(with_pools(scenario, rng), is_encoded=rng.random() < 0.3)
+    scenario = with_pools(extended(scenario, rng, "faults" if has_faults else None), rng)
+    return replace(extended(scenario, rng, rng.choice(("states", None))), is_encoded=rng.random() < 0.3)
 
 
 @settings(max_examples=scaled(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -40,7 +42,7 @@ def test_the_output_is_that_of_the_sequential_oracle(rng: random.Random, overlap
 @settings(max_examples=scaled(5), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), overlap=st.booleans())
 def test_the_output_of_ranks_is_that_of_the_sequential_oracle(rng: random.Random, overlap: bool) -> None:
-    scenario = with_pools(random_scenario(rng, overlap=overlap), rng)
+    scenario = extended(with_pools(random_scenario(rng, overlap=overlap), rng), rng, rng.choice(("states", None)))
     run_scenario(replace(scenario, num_ranks=scenario.num_pools))
 
 
@@ -54,7 +56,8 @@ def test_scenarios_use_all_ranks_and_everything_happens() -> None:
             for request in engine._state.holders:  # pyright: ignore[reportPrivateUsage]
                 ranks.setdefault(request.request_id, set()).add(request.kv_rank)
 
-        report = run_scenario(with_pools(random_scenario(rng, overlap=seed % 2 > 0), rng), after_step=note)
+        scenario = with_pools(random_scenario(rng, overlap=seed % 2 > 0), rng)
+        report = run_scenario(extended(scenario, rng, "states" if seed % 4 > 1 else None), after_step=note)
         num_preempted += report.num_preempted
         num_cached += report.num_cached_tokens > 0
         num_moved += any(len(of_one) > 1 for of_one in ranks.values())
@@ -69,6 +72,18 @@ FAULTS: dict[str, list[Edit]] = {
     "moved while it runs": [(DividedKV, "publish", "self._of(request).publish", "self.place(request).publish")],
     "page given back elsewhere": [(DividedKV, "release", "self._of(request)", "self.spaces[-1]")],
     "ids of the first rank": [(divided_kv.PageRange, "alloc", "pages += self._first", "pass")],
+    "state place of another rank": [
+        (StatePlaces, "begin", "_Held(own=own,", "_Held(own=own - (own == self._places.start > 0),")
+    ],
+    "snapshot of another rank": [
+        (DividedKV, "states_of", ".states_of(grant)", ".states.of_grant(grant, self.spaces[0].snapshots)")
+    ],
+    "state of an aborted request lost": [
+        (StatePlaces, "end", "[held.own, *(", "[*[held.own] * (request.finish is not FinishReason.ABORT), *(")
+    ],
+    "places of all ranks on each": [
+        (running, "assemble", "num_states = info.num_states // info.num_pools", "num_states = info.num_states")
+    ],
 }
 
 

@@ -75,7 +75,7 @@ def test_a_request_that_needs_all_pages_ends() -> None:
 
 FAULTS: dict[str, list[Edit]] = {
     "copy of the position before": [
-        (states.StatePlaces, "of_step", "copies.append((index, length,", "copies.append((index, length - 1,")
+        (states.StatePlaces, "of_grant", " copies.append((length,", " copies.append((length - 1,")
     ],
     "copy of a position that a step in flight has": [
         (
@@ -85,9 +85,7 @@ FAULTS: dict[str, list[Edit]] = {
             "first = grant.request.num_computed",
         )
     ],
-    "copy that is asked for once": [
-        (states.StatePlaces, "of_step", "num_computed < length <= end]", "num_computed < length <= end and not length]")
-    ],
+    "copy that is asked for once": [(states.StatePlaces, "of_grant", "num_computed < copy[0] <= end", "False")],
     "drafts stay in the state": [(echo.EchoRunner, "_compute", "states[max(len(yielded[-1]), 1) - 1]", "states[-1]")],
     "a draft too many stays in the state": [
         (echo.EchoRunner, "_compute", "max(len(yielded[-1]), 1) - 1", "min(len(yielded[-1]), count - 1)")
@@ -110,7 +108,9 @@ FAULTS: dict[str, list[Edit]] = {
         (states.StatePlaces, "offer", "if not cache.attach(node, place):", "if cache.attach(node, place) or True:")
     ],
     "places of ended requests lost": [(states.StatePlaces, "end", "[held.own, *", "[*")],
-    "a step reads where the one before began": [(states.StatePlaces, "of_step", "held.source = held.own", "pass")],
+    "a step reads where the one before began": [
+        (states.StatePlaces, "of_grant", "(held.source, held.own), held.own", "(held.source, held.own), held.source")
+    ],
     "a step of decodes without states": [(batch_builder.BatchBuilder, "build", "(grants, extras,", "(grants, {},")],
 }
 

@@ -69,6 +69,21 @@ def test_processes_with_parts_of_states_have_one_number_of_parts() -> None:
     assert found[0] == found[1] == found[2]
 
 
+def test_parts_are_larger_than_pages_if_there_would_be_too_many() -> None:
+    memory, state = np.full((3, 2), 7, np.uint8), np.arange(2 * 2000, dtype=np.int64).view(np.uint8).reshape(2, -1)
+    expected, device = state[1].copy(), StatePages(ArrayPages([[memory]]), [[state]])
+    assert (device.num_parts, device.page_bytes) == (512, 64)
+    images = np.full((514, 64), 0xEE, np.uint8)
+    device.read([2, *device.parts_of(1), 0], images, range(514))
+    assert images[[0, 513]].tolist() == [[7, 7] + [0] * 62] * 2
+    assert images[1:513].reshape(-1).tolist() == [*expected.tolist(), *bytes(512 * 64 - 16000)]
+    memory[:], reports = 0, list[int]()
+    device.write([1, *device.parts_of(0)], images, range(513), reports.append)
+    assert memory.tolist() == [[0, 0], [7, 7], [0, 0]]
+    assert (state[0] == expected).all()
+    assert reports[-1] == 1
+
+
 def test_keys_of_states_are_those_of_no_page_and_no_other_state() -> None:
     device = StatePages(ArrayPages([[np.zeros((1, 4), np.uint8)]]), [[np.zeros((1, 9), np.uint8)]])
     pages = KeyChain(1, fingerprint=b"").extend(b"", np.arange(5, dtype=np.int32))
@@ -284,7 +299,5 @@ def test_what_states_need_is_checked() -> None:
         TieredIndex(PlainCache(PAGE), holder=object(), **options)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="layers must have arrays, and pages bytes, got 0 arrays and 16 bytes"):
         StatePages(memory, [[]])
-    with pytest.raises(ValueError, match="num_parts must be at least 2, got 1"):
-        StatePages(memory, [[np.zeros((2, PAGE_BYTES + 1), np.uint8)]], num_parts=1)
     with pytest.raises(ValueError, match="num_parts must be at least 1, got 0"):
         StatePages(memory, [], num_parts=0)

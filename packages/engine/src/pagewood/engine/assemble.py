@@ -143,15 +143,17 @@ def assemble(
     groups = allocator if isinstance(allocator, PageGroups) else None
     free_rows = list(range(config.num_rows - 1, -1, -1))
 
-    def make_space(own: PageAllocator | PageRange | PageGroups) -> KVSpace:
+    num_states = info.num_states // info.num_pools
+
+    def make_space(own: PageAllocator | PageRange | PageGroups, rank: int = 0) -> KVSpace:
         return KVSpace(
             make_cache=make_cache
             or (partial(radix_cache, config, page_size, clock) if config.prefix_cache else NoPrefixCache),
             notes=observer,
             allocator=own,
             adapters=adapters,
-            states=StatePlaces(info.num_states, page_size=page_size, interval=info.state_interval)
-            if info.num_states
+            states=StatePlaces(num_states, page_size=page_size, interval=info.state_interval, first=rank * num_states)
+            if num_states
             else None,
             page_size=page_size,
             num_rows=config.num_rows,
@@ -174,8 +176,8 @@ def assemble(
     else:
         _check_pools(info, policy)
         num_pages = info.num_pages // info.num_pools
-        first_pages = range(0, info.num_pages, num_pages)
-        kv = DividedKV([make_space(PageRange(PageAllocator(num_pages), first=first)) for first in first_pages])
+        ranges = [PageRange(PageAllocator(num_pages), first=first) for first in range(0, info.num_pages, num_pages)]
+        kv = DividedKV([make_space(own, rank) for rank, own in enumerate(ranges)])
     quotas = _quotas(config)
     waiting = WaitingQueue(
         order=policy.order,
@@ -291,7 +293,7 @@ def assemble(
             groups=groups,
             has_lengths=info.short_length is not None,
             adapters=adapters,
-            kv=kv if isinstance(kv, KVSpace) else None,
+            kv=kv if info.num_states else None,
         ),
         runner=runner,
         inbox=inbox,
@@ -308,8 +310,9 @@ def assemble(
 
 def _check_pools(info: EngineInfo, policy: ChosenPolicies) -> None:
     """Check what an engine needs whose pages are divided among ranks by request."""
-    if info.num_pages % info.num_pools:
-        raise ValueError(f"num_pages must be a multiple of num_pools {info.num_pools}, got {info.num_pages}")
+    for name, number in (("num_pages", info.num_pages), ("num_states", info.num_states)):
+        if number % info.num_pools:
+            raise ValueError(f"{name} must be a multiple of num_pools {info.num_pools}, got {number}")
     if info.windows != (None,):
         raise ValueError(f"layers must have no window where pages are divided among ranks, got {info.windows}")
     num_tokens = info.num_pages // info.num_pools * info.page_size

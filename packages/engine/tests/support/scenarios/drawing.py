@@ -133,10 +133,10 @@ def with_windows(scenario: Scenario, rng: random.Random, *, has_whole: bool | No
 
 def with_states(scenario: Scenario, rng: random.Random) -> Scenario:
     """Return the scenario for a model with recurrent layers, with few or many places for their states."""
-    num_rows, page_size = scenario.config.num_rows, scenario.config.page_size
+    num_rows, page_size = -(-scenario.config.num_rows // scenario.num_pools), scenario.config.page_size
     return replace(
         scenario,
-        num_states=rng.choice((num_rows, num_rows + 1, 2 * num_rows, 5 * num_rows)),
+        num_states=rng.choice((num_rows, num_rows + 1, 2 * num_rows, 5 * num_rows)) * scenario.num_pools,
         state_interval=page_size * rng.choice((1, 1, 2, 5)),
     )
 

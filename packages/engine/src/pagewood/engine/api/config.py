@@ -139,9 +139,9 @@ class EngineConfig:
     are not in it: consecutive experts."""
     enable_dp_attention: bool = False
     """Whether these processes divide attention by request instead of by heads: each has the whole weights of
-    attention, and the KV memory of its own requests. So the KV memory of latent attention, whose latents cannot be
-    divided among heads, is not held by every process. A request then fits if it fits the memory of one process. Layers
-    with a window keep the KV of all positions."""
+    attention and of recurrent layers, and the KV memory and the states of its own requests. So the KV memory of latent
+    attention, whose latents cannot be divided among heads, is not held by every process. A request then fits if it fits
+    the memory of one process. Layers with a window keep the KV of all positions."""
     expert_load: ExpertLoadDetail = "off"
     """Whether rows of experts are counted, on a CPU, for the metrics. ranks: by process, with a measure of imbalance;
     experts: also by layer and expert, which are many."""
@@ -447,6 +447,11 @@ class EngineConfig:
     def num_ranks(self) -> int:
         """Processes that compute the model together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_pools(self) -> int:
+        """Processes that have pages and states of requests of their own; 1: all have parts of the same ones."""
+        return self.tensor_parallel_size if self.enable_dp_attention else 1
 
     @property
     def max_chunk_tokens(self) -> int:

@@ -17,7 +17,7 @@ _LEAST_INTERVAL = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSizes:
-    """How many states there are, see `EngineInfo`."""
+    """How many states a rank has, and the positions between those within a prompt, see `EngineInfo`."""
 
     num_places: int = 0
     interval: int = 0
@@ -47,25 +47,30 @@ def state_sizes(
                 f"state_places must be None for models without recurrent layers, got {config.state_places}"
             )
         return StateSizes()
-    _check(config, model)
-    size, num_rows = state_bytes, config.num_rows
+    if config.host_cache_gb is not None and config.decision_log is not None:  # a replay would not know when copies end
+        raise ValueError(
+            "host_cache_gb must be None for models with recurrent layers with a decision log, "
+            f"got {config.host_cache_gb}"
+        )
+    size, num_pools = state_bytes, config.num_pools
+    num_rows = -(-config.num_rows // num_pools)
     if config.speculative != "off" and config.device != "cuda":  # a CUDA device measures what rows keep
         drafted_bytes = (
             _drafted_bytes(model.states, config.speculative_num_tokens) * size // model.states.bytes_per_page
         )
-        available = max(0, available - num_rows * drafted_bytes)
-    least = num_rows if config.state_places is None else config.state_places
+        available = max(0, available - config.num_rows * drafted_bytes)
+    given = None if config.state_places is None else config.state_places // num_pools
+    least = num_rows if given is None else given
+    of_rank = " of each rank" * (num_pools > 1)
     if least < num_rows:
-        raise ValueError(f"state_places must be at least max_running {num_rows}, got {least}")
+        raise ValueError(f"state_places{of_rank} must be at least max_running{of_rank} {num_rows}, got {least}")
     if least * size > available:
-        name = "max_running" if config.state_places is None else "state_places"
+        name = "max_running" if given is None else "state_places"
         raise ValueError(
-            f"{name} must be at most {available // size} for states of {size / 1e6:.1f} MB in "
+            f"{name}{of_rank} must be at most {available // size} for states of {size / 1e6:.1f} MB in "
             f"{available / 1e9:.1f} GB of memory, got {least}"
         )
-    num_places = config.state_places or max(
-        num_rows, min(_PLACES_PER_ROW * num_rows, int(available * _MEMORY_SHARE) // max(1, size))
-    )
+    num_places = given or max(num_rows, min(_PLACES_PER_ROW * num_rows, int(available * _MEMORY_SHARE) // max(1, size)))
     num_pages = max(-(-size // page_bytes) if model.paged else 0, -(-_LEAST_INTERVAL // config.page_size))
     return StateSizes(num_places=num_places, interval=num_pages * config.page_size)
 
@@ -73,8 +78,9 @@ def state_sizes(
 def described_states(sizes: StateSizes, config: EngineConfig, layout: StateLayout) -> str:
     """Return the sizes in words."""
     return (
-        f"recurrent layers: {sizes.num_places} states of {layout.bytes_per_page / 1e6:.1f} MB, one for each of "
-        f"{config.num_rows} requests and the others for cached prefixes, within prompts every {sizes.interval} tokens"
+        f"recurrent layers: {sizes.num_places * config.num_pools} states of {layout.bytes_per_page / 1e6:.1f} MB, one "
+        f"for each of {config.num_rows} requests and the others for cached prefixes, within prompts every "
+        f"{sizes.interval} tokens"
     )
 
 
@@ -85,23 +91,3 @@ def _drafted_bytes(states: StateLayout, num_drafts: int) -> int:
     """
     channels = sum(array.shape[-1] for array in states.arrays if array.name == "tail")
     return states.bytes_per_page // states.num_layers + 4 * states.num_layers * (1 + num_drafts) * 2 * channels
-
-
-def _check(config: EngineConfig, model: ModelConfig) -> None:
-    """Refuse what recurrent layers cannot be combined with."""
-    refused: list[tuple[str, object, object]] = [
-        ("enable_dp_attention", config.enable_dp_attention, False),
-    ]
-    for name, value, off in refused:
-        if value != off:
-            raise ValueError(f"{name} must be {off} for models with recurrent layers, got {value}")
-    if config.host_cache_gb is not None and not model.paged:
-        raise ValueError(  # lower tiers cut states into parts of the size of a page
-            f"host_cache_gb must be None for a model without attention such as {model.architecture}, whose pages have "
-            f"a few bytes, got {config.host_cache_gb}"
-        )
-    if config.host_cache_gb is not None and config.decision_log is not None:
-        raise ValueError(  # a replay would not know when copies end
-            "host_cache_gb must be None for models with recurrent layers with a decision log, "
-            f"got {config.host_cache_gb}"
-        )

@@ -236,7 +236,8 @@ class EngineInfo:
     """Whether a batch has the ids of pages too, as a table behind those of the frames in all groups: a runner needs
     them for memory that lies beside the frames. Without groups, page ids are all there is."""
     num_states: int = 0
-    """Places for the states of recurrent layers, at least one for each row; 0: no layer is recurrent."""
+    """Places for the states of recurrent layers, divided as pages are, at least one for each row; 0: no layer is
+    recurrent."""
     state_interval: int = 0
     """Positions between the states that the cache keeps within a long prompt, a multiple of the page size."""
     vector_size: int = 0

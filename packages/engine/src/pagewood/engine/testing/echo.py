@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,7 +167,8 @@ class EchoRunner:
         held_pages: returns the pages that are not free; a step that uses another page raises. None: no check.
         memory: `[num_pages * page_size] uint64`, the KV memory; None: allocate it.
         num_pools: ranks among which pages are divided, as in `EngineInfo.num_pools`. A row's KV is in the memory of the
-            rank of its first page; a page of another rank means the page with the same number there.
+            rank of its first page; a page of another rank means the page with the same number there. So do places of
+            states.
         windows: of the groups of layers, as in `EngineInfo.windows`; there are as many frames in each as pages. Every
             layer has the same KV, so that it changes the tokens if a group lacks any of it. Windows must be equal.
         broken: returns the grants of a batch that get wrong KV and yield no token. None: no grants.
@@ -292,12 +294,12 @@ class EchoRunner:
                 return result
 
     def _compute(self, step: EchoStep) -> StepResult:
-        batch = step.batch
         assert step.masks is not None, "the step has not been given its masks"
         self._allowed = {}
         self._update(step)
+        broken = set[int]() if self._broken is None else set(self._broken(step.batch))
+        batch = self._in_own_places(step.batch)
         prompt_logprobs = self._prompt_logprobs(batch)
-        broken = set[int]() if self._broken is None else set(self._broken(batch))
         rows: list[int] = batch.rows.tolist()
         starts: list[int] = np.minimum(batch.starts, self._lengths[batch.rows] - 1).tolist()
         self._read_masks(step, step.masks, rows, starts)
@@ -540,8 +542,8 @@ class EchoRunner:
             assert rows.isdisjoint(sampled), "a step before has not been waited for"
             earlier.result = earlier.result or self._compute(earlier)
         by_row = {request.row: request for request in self._requests()} if self._requests is not None else {}
-        batch, drafts = step.batch, list[tuple[int, ...]]()
         self._update(step)
+        batch, drafts = self._in_own_places(step.batch), list[tuple[int, ...]]()
         for index in batch.constrained.tolist():
             grant = int(batch.sampled[index])
             row, count = int(batch.rows[grant]), int(batch.counts[grant])
@@ -641,6 +643,16 @@ class EchoRunner:
         """Write the KV of positions from `start` on to all groups."""
         for group in range(len(self._windows)):
             self._kv[self._slots(row + group * self._num_rows, start, start + len(kv))] = kv
+
+    def _in_own_places(self, batch: Batch) -> Batch:
+        """Return a batch whose places of states are in the memory of the rank of each row."""
+        if self._pool_pages is None or not len(self._states):
+            return batch
+        ranks = self._pages[batch.rows, 0] // self._pool_pages
+        num = len(self._states) * self._pool_pages * self._page_size // len(self._kv)
+        copies, states, firsts = batch.state_copies.copy(), batch.states, ranks[:, None] * num
+        copies[:, 2] = ranks[copies[:, 0]] * num + copies[:, 2] % num
+        return replace(batch, states=np.where(states < 0, states, firsts + states % num), state_copies=copies)
 
     def _slots(self, row: int, start: int, end: int) -> NDArray[np.int64]:
         positions = np.arange(start, end)

@@ -50,7 +50,7 @@ from pagewood.engine.runner.ranks.ranked_pages import HostPart
 from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 from pagewood.engine.runner.ranks.ranked_weights import RankedWeights
 from pagewood.kvpool.tiers.pages.device import DevicePages
-from pagewood.kvpool.tiers.torch_pages import device_pages
+from pagewood.kvpool.tiers.pages.states import num_state_parts, part_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,8 @@ def build_cpu_engine(config: EngineConfig, *, inbox: Inbox, outbox: Outbox, prog
     num_ranks = config.num_ranks
     if config.enable_dp_attention:
         chosen(config.resolved(), Policies(), page_size=config.page_size).check_pools()
-    state_bytes = 0 if model_config.states is None else model_config.states.bytes_per_page // num_ranks
+    state_bytes = 0 if model_config.states is None else model_config.states.bytes_per_page
+    state_bytes //= num_ranks // config.num_pools
     available = available_memory_bytes() // config.ranks_per_node
     state_sizes(config, model_config, page_bytes=1, state_bytes=state_bytes, available=available)  # refuses early
     images = ImageUseOfModel.of(config, folder, model_config).loaded(config, folder)
@@ -144,7 +145,7 @@ class _Parts:
 def _engine(
     config: EngineConfig, parts: _Parts, group: Group | None, inbox: Inbox, outbox: Outbox, progress: Progress | None
 ) -> Engine:
-    num_ranks, cores = config.num_ranks, () if group is None else group.cores
+    cores = () if group is None else group.cores
     place = None
     if group is not None and group.stages is not None:
         place = StagePlace.of(group.stages, 0, parts.stages)
@@ -180,7 +181,7 @@ def _engine(
                 group=group,
             )
     rank.allocate(num_pages, states.num_places)
-    num_pools = num_ranks if config.enable_dp_attention else 1
+    num_pools = config.num_pools
     num_pages *= num_pools
     page_bytes //= num_pools
     info = EngineInfo(
@@ -193,7 +194,7 @@ def _engine(
         windows=rank.groups.windows,
         short_length=rank.loaded.model.short_length,
         announces_pages=rank.announces_pages,
-        num_states=states.num_places,
+        num_states=states.num_places * num_pools,
         state_interval=states.interval,
         vector_size=parts.model.hidden_size,
         expert_shape=parts.model.expert_shape,
@@ -246,7 +247,7 @@ def _engine(
     assert rank.memory is not None
     memory, beside, of_states, by_request = rank.memory, rank.beside, rank.state_memory, list[DevicePages]()
     if group is not None and config.enable_dp_attention:
-        by_request = [*map(device_pages, rank.memory_by_request(num_pages // num_pools, group.kv_memory))]
+        by_request = rank.pages_by_request(num_pages // num_pools, states.num_places, group.kv_memory)
     elif group is not None and group.kv_memory:
         memory, beside, of_states = rank.joined_memory(
             num_pages, states.num_places, group.kv_memory, _stages_of_others(place, group.num_here)
@@ -319,14 +320,15 @@ def _agreed_sizes(
         group.enlarge_kv([rank.shared_bytes(num_pages, states.num_places, one) for one in others])
     page_bytes = [rank.page_bytes, *(one.page_bytes for one in loaded)]
     state_bytes = [rank.state_bytes, *(one.state_bytes for one in loaded)]
-    of_hosts = [sum(page_bytes[first : first + group.num_here]) for first in range(0, group.count, group.num_here)]
-    copying = [slice(group.num_here), *(slice(rank, rank + 1) for rank in range(group.num_here, group.count))]
+    of_hosts = [slice(first, first + group.num_here) for first in range(0, group.count, group.num_here)]
+    copying = [of_hosts[0], *(slice(rank, rank + 1) for rank in range(group.num_here, group.count))]
+    num_parts = max(num_state_parts(sum(state_bytes[one]), sum(page_bytes[one])) for one in copying)
     sizes = Sizes(
         num_pages=num_pages,
         max_length=max_length,
         num_states=states.num_places,
-        host_page_bytes=max(of_hosts),
-        num_state_parts=max(-(-sum(state_bytes[one]) // sum(page_bytes[one])) for one in copying),
+        host_page_bytes=max(part_bytes(sum(state_bytes[one]), sum(page_bytes[one]), num_parts) for one in of_hosts),
+        num_state_parts=num_parts,
     )
     group.tell_all(sizes)
     return sizes, sum(page_bytes), states

@@ -67,6 +67,8 @@ from pagewood.engine.runner.ranks.staged_runner import StagedRunner
 from pagewood.engine.runner.storage import AnyStorage, storage_for
 from pagewood.kvpool import JointLayout, LatentLayout, LayerGroups, MultiHeadLayout
 from pagewood.kvpool.memory import PageMemory, SharedBytes, allocate, joined, shared_size
+from pagewood.kvpool.tiers.pages.device import DevicePages
+from pagewood.kvpool.tiers.torch_pages import device_pages, with_states
 
 _log = logging.getLogger(__name__)
 
@@ -330,7 +332,7 @@ class CPURank:
         """
         config = self._config
         if config.enable_dp_attention:  # each rank has its part of the requests, and of their tokens
-            num_tokens, count = config.max_total_tokens, config.tensor_parallel_size
+            num_tokens, count = config.max_total_tokens, config.num_pools
             config = replace(
                 config,
                 max_running=-(-config.num_rows // count),
@@ -388,9 +390,14 @@ class CPURank:
         memory = _joined([self.memory, *(made.memory for made in mades)])
         return memory, _joined(besides) if besides else None, _joined(states) if states else None
 
-    def memory_by_request(self, num_pages: int, others: Sequence[int]) -> list[PageMemory]:
-        """Return the memory of ranks 1 to R - 1, where each has `num_pages` pages for requests of its own."""
-        return [self._made(num_pages, 0, descriptor).memory for descriptor in others]
+    def pages_by_request(self, num_pages: int, num_states: int, others: Sequence[int]) -> list[DevicePages]:
+        """Return the pages of ranks 1 to R - 1, and their states, where each has those of its own requests."""
+        found: list[DevicePages] = []
+        for descriptor in others:
+            made = self._made(num_pages, num_states, descriptor)
+            pages = device_pages(made.memory)
+            found.append(pages if made.states is None else with_states(pages, made.states))
+        return found
 
     def _sizes(self, num_pages: int) -> tuple[int, int]:
         """Return pages beside frames, and frames."""

@@ -189,15 +189,14 @@ def _engine_on(
     own = None if ranks is None else ranks.own
     progress = progress if ranks is None else ranks.group.progress
     built = build_cuda_runner(device, flashinfer, config, folder, processors=processors, rank=own, progress=progress)
-    num_pools = config.tensor_parallel_size if config.enable_dp_attention else 1
     runner: Runner = built.runner if ranks is None else ranks.runner(built.runner)
     info = EngineInfo(
         model_name=model_name(config.model),
         max_length=built.max_length,
         vocab_size=built.model.vocab_size,
         eos_token_ids=built.model.eos_token_ids,
-        num_pages=built.num_pages * num_pools,
-        num_pools=num_pools,
+        num_pages=built.num_pages * config.num_pools,
+        num_pools=config.num_pools,
         page_size=config.page_size,
         windows=built.windows,
         short_length=built.model.short_length,
@@ -209,7 +208,7 @@ def _engine_on(
         reports_states=True,
         reports_kept=True,
         takes_images=built.images.recipe is not None,
-        page_bytes=sum(built.page_bytes) // num_pools,
+        page_bytes=sum(built.page_bytes) // config.num_pools,
         rank_places=() if ranks is None else ranks.group.places,
     )
     recurrent = built.runner.recurrent
@@ -518,8 +517,7 @@ def build_cuda_runner(
         device=device, flashinfer=flashinfer, model=model, drafter=drafter, layout=layout, groups=groups, config=config,
         rank=rank, adapters=adapters, images=images,
     )  # fmt: skip
-    num_pools = config.tensor_parallel_size if config.enable_dp_attention else 1
-    has_verify_graphs = config.pipeline_parallel_size == num_pools == 1
+    has_verify_graphs = config.pipeline_parallel_size == config.num_pools == 1
     budget = Budget(
         free_bytes=free_before,
         mem_fraction=config.mem_fraction / (1 if rank is None else rank.num_sharing),
@@ -532,14 +530,14 @@ def build_cuda_runner(
             dtype=dtype,
             longest=longest,
             width=0 if drafter is None or not has_verify_graphs else 1 + config.speculative_num_tokens,
-            num_ranks=num_pools,
+            num_ranks=config.num_pools,
         ),
         page_bytes=parts.page_bytes,
     )
     states, budget = budget.with_states(config, model, None if rank is None else rank.store)
     of_rank = config
     if config.max_total_tokens is not None:  # each rank has its part of the requests, and of their tokens
-        of_rank = replace(config, max_total_tokens=config.max_total_tokens // num_pools)
+        of_rank = replace(config, max_total_tokens=config.max_total_tokens // config.num_pools)
     num_pages = budget.num_pages(of_rank, longest=None if model.whole.paged else longest)
     page_bytes = [parts.page_bytes]
     if rank is not None:

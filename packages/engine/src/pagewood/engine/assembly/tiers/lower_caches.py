@@ -110,8 +110,8 @@ class TieredCaches:
         frames: of pages, if `memory` is that of frames; None: it is that of whole pages.
         whole: see `WholePages`; None: `memory` is that of all ranks of this host.
         part: what `memory` is of the pages of several hosts; None: there is one host.
-        by_request: the pages of the other ranks of this host, if `memory` has those of the requests of rank 0 only.
-            These ranks share tiers; each rank of another host has its own.
+        by_request: the pages of the other ranks of this host, with their states, if `memory` has those of the requests
+            of rank 0 only. These ranks share tiers; each rank of another host has its own.
         pages_of_rank: pages of each rank, of those of `memory`, where each has pages of its own; None: all.
 
     Raises:
@@ -136,12 +136,15 @@ class TieredCaches:
         pages_of_rank: int | None = None,
     ) -> None:
         assert config.host_cache_gb is not None
-        page_bytes, layout = memory.layout.bytes_per_page, repr(memory.layout)
+        self._device = device_pages(memory) if whole is None else whole.pages
+        num_parts = 0 if part is None else part.num_state_parts
+        self._states: StatePages | None = None
+        if states is not None or num_parts:
+            self._device = self._states = with_states(self._device, states, num_parts=num_parts or None)
+        page_bytes, layout = self._device.page_bytes, repr(memory.layout) if whole is None else whole.layout
         if frames is not None:
             page_bytes, layout = frames.image_bytes(page_bytes), f"{layout} {frames.layout}"
         self._frames = frames
-        if whole is not None:
-            page_bytes, layout = whole.pages.page_bytes, whole.layout
         rank, host_page_bytes = 0, page_bytes
         if part is not None:
             rank = part.rank
@@ -149,13 +152,11 @@ class TieredCaches:
                 host_page_bytes = part.host_page_bytes
             if not part.has_whole_pages:
                 layout = f"{layout} from rank {rank} on, of {config.num_ranks}"
-        num_parts = 0 if part is None else part.num_state_parts
         if num_parts:  # a state has as many parts on each host, whatever layers it has
             layout = f"{layout} {num_parts} parts of a state"
-        elif states is not None:
-            num_parts = -(-states.layout.bytes_per_page // page_bytes)
         if states is not None:
             layout = f"{layout} {states.layout}"
+        num_parts = 0 if self._states is None else self._states.num_parts
         num_host_pages = num_images(config, host_page_bytes, num_parts=num_parts)
         if whole is not None:
             host_memory = whole.images
@@ -184,21 +185,21 @@ class TieredCaches:
             make = shared_store(place, num_bytes=num_shared * page_bytes, page_bytes=page_bytes)
             stores["remote"] = _opened(make, fingerprint, layout=layout, name=f"the shared cache {place}")
             _log.info("shared cache: %s", place)
-        self._device = device_pages(memory) if whole is None else whole.pages
-        self._states: StatePages | None = None
-        if num_parts:
-            self._device = self._states = with_states(self._device, states, num_parts=num_parts)
         others: list[tuple[RankedPages, _Lower]] = []
         if part is not None and part.group is not None:
             if part.has_whole_pages:
-                num_images_there = num_images(config, part.host_page_bytes)
+                num_images_there = num_images(config, part.host_page_bytes, num_parts=num_parts)
                 others = _elsewhere(part.group, num_images_there, page_bytes, stores)
             else:
                 self._device = ranked = RankedPages(self._device, host.memory, part.group)
                 stores = {name: RankedStore(store, name, ranked) for name, store in stores.items()}
         if by_request or others:
             pages = [self._device, *by_request, *(pages for pages, _ in others)]
-            self._device = ChainedPages(pages, num_pages=pages_of_rank or memory.num_pages)
+            self._device = ChainedPages(
+                pages,
+                num_pages=pages_of_rank or memory.num_pages,
+                num_parts=0 if states is None else states.num_pages * num_parts,
+            )
         own = _Lower(host=host, stores=stores)
         self._lower = [own] * (1 + len(by_request)) + [lower for _, lower in others]
         """What each cache is made with; one that has the tiers of the cache before it is made beside that."""

@@ -13,6 +13,7 @@ from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.core.memory.caches import SharedCache, TieredCache
 from pagewood.engine.core.memory.kv import KVSpace
 from pagewood.engine.core.memory.page_groups import PageAllocator
+from pagewood.engine.core.memory.states import Computed
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.request import Request
 
@@ -81,8 +82,9 @@ class DividedKV:
     """Gives requests rows and pages of one rank each, and takes them back; see `KVSpace` for what it does not explain.
 
     A request is on one rank from its admission until its memory is released; if it was preempted, it may come back on
-    another. Each rank has a space of its own: pages, cached prefixes, and what is evicted, reserved and refused there.
-    Rows are common to all. Lower tiers are common to ranks whose caches have the same counters: to those of a host.
+    another. Each rank has a space of its own: pages, places of states, cached prefixes, and what is evicted, reserved
+    and refused there. Rows are common to all. Lower tiers are common to ranks whose caches have the same counters: to
+    those of a host.
 
     Invariant: the pages of rank r have the ids `[r * num_pages / R, (r + 1) * num_pages / R)`, and all pages of a
     request are of its rank.
@@ -205,9 +207,8 @@ class DividedKV:
 
         def worth(rank: int) -> tuple[bool, int, int]:
             space, num_matched = self.spaces[rank], matched[rank]
-            num_available = space.num_available
-            has_room = space.num_missing(request, num_matched) <= num_available
-            return has_room, max(num_matched, near[rank] if near else 0), num_available
+            num_near = max(num_matched, near[rank] if near else 0)
+            return space.has_room(request, num_matched), num_near, space.num_available
 
         request.kv_rank = rank = max(range(len(self.spaces)), key=worth)
         request.num_matched = matched[rank]
@@ -268,6 +269,10 @@ class DividedKV:
         if any(len(part) > space.num_free for part, space in zip(parts, self.spaces, strict=True)):
             return False
         return all(space.add_page_to_each(part) for part, space in zip(parts, self.spaces, strict=True))
+
+    def states_of(self, grant: Computed) -> tuple[tuple[int, int], Sequence[tuple[int, int]]]:
+        """Return the places of states of a grant, on the rank of its request; see `StatePlaces.of_grant`."""
+        return self._of(grant.request).states_of(grant)
 
     def publish(self, request: Request) -> None:
         """Let the cache of its rank adopt the computed whole pages that it lacks."""

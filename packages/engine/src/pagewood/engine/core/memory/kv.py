@@ -23,7 +23,7 @@ from pagewood.engine.core.memory.caches import (
 )
 from pagewood.engine.core.memory.page_groups import PageAllocator, PageGroups
 from pagewood.engine.core.memory.retention import Retention
-from pagewood.engine.core.memory.states import SnapshotCache, StatePlaces
+from pagewood.engine.core.memory.states import Computed, SnapshotCache, StatePlaces
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.reasons import Notes, Reason
 from pagewood.engine.core.request import Request
@@ -215,6 +215,11 @@ class KVSpace:
             return num_missing
         return self.groups.num_needed(num_missing, num_in_windows=min(num_pages, self.groups.reach))
 
+    def has_room(self, request: Request, num_matched: int) -> bool:
+        """Return whether a waiting request would get all pages for its known tokens, and a place for its state."""
+        has_state = self.states is None or self.states.has_room(self.snapshots)
+        return has_state and self.num_missing(request, num_matched) <= self.num_available
+
     def num_to_complete(self, request: Request) -> int:
         """Return the pages that a running request still needs at most for tokens already known."""
         num_missing = max(0, -(-request.num_known // self.page_size) - request.num_pages)
@@ -244,6 +249,11 @@ class KVSpace:
     def take_state(self) -> int | None:
         """Return a free place for the state at the end of a prefix, or None. The caller then owns the place."""
         return None if self.states is None or self.snapshots is None else self.states.lend(self.snapshots)
+
+    def states_of(self, grant: Computed) -> tuple[tuple[int, int], Sequence[tuple[int, int]]]:
+        """Return the places of states of a grant; see `StatePlaces.of_grant`."""
+        assert self.states is not None
+        return self.states.of_grant(grant, self.snapshots)
 
     def note_recalled(self) -> None:
         """Note that a recall has given pages to the cache."""

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from pagewood.engine.core.cache_keys import Key
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.request import Request
@@ -119,20 +117,21 @@ class StatePlaces:
     Invariant: every place is free, or owned by the cache, or held by exactly one request with a row.
 
     Args:
-        num_places: at least one for each row.
+        num_places: at least one for each row, or for each row of a rank's part.
         page_size: positions per page.
         interval: positions between copies within a prompt, a multiple of the page size.
+        first: the lowest place, where ranks have places of their own.
     """
 
-    __slots__ = ("_free", "_held", "_interval", "_page_size", "num_places")
+    __slots__ = ("_free", "_held", "_interval", "_page_size", "_places")
 
-    def __init__(self, num_places: int, *, page_size: int, interval: int) -> None:
+    def __init__(self, num_places: int, *, page_size: int, interval: int, first: int = 0) -> None:
         if interval < page_size or interval % page_size:
             raise ValueError(f"interval must be a multiple of page_size {page_size}, got {interval}")
-        self.num_places = num_places
+        self._places = range(first, first + num_places)
         self._page_size = page_size
         self._interval = interval
-        self._free = list(range(num_places - 1, -1, -1))  # contents written by: states
+        self._free = [*reversed(self._places)]  # contents written by: states
         self._held: dict[Request, _Held] = {}  # contents written by: states
 
     def begin(self, request: Request, cache: SnapshotCache | None, node: Any, *, start: int, num_cached: int) -> bool:
@@ -161,24 +160,26 @@ class StatePlaces:
         self._held[request] = _Held(own=own, source=source, wanted=wanted)
         return True
 
-    def of_step(self, grants: Sequence[Computed], cache: SnapshotCache | None) -> tuple[Int32, Int32]:
-        """Return `Batch.states` and `Batch.state_copies` of a step that is launched now."""
-        states: list[tuple[int, int]] = []
-        copies: list[tuple[int, int, int]] = []
-        for index, grant in enumerate(grants):
-            held = self._held[grant.request]
-            states.append((held.source, held.own))
-            held.source = held.own
-            if cache is None:
-                continue
-            end, num_computed = grant.start + grant.num_tokens, grant.request.num_computed
-            copies += [(index, length, place) for length, place in held.copies if num_computed < length <= end]
-            for length, is_spare in self._lengths(grant, held):
-                place = self._take(None if is_spare else cache)
-                if place is not None:
-                    held.copies.append((length, place))
-                    copies.append((index, length, place))
-        return np.array(states, np.int32).reshape(-1, 2), np.array(copies, np.int32).reshape(-1, 3)
+    def has_room(self, cache: SnapshotCache | None) -> bool:
+        """Return whether `begin` may find a place."""
+        return bool(self._free) or (cache is not None and cache.num_snapshots > 0)
+
+    def of_grant(
+        self, grant: Computed, cache: SnapshotCache | None
+    ) -> tuple[tuple[int, int], Sequence[tuple[int, int]]]:
+        """Return the places that a grant launched now reads and leaves, and lengths and places of its copies."""
+        held = self._held[grant.request]
+        places, held.source = (held.source, held.own), held.own
+        if cache is None:
+            return places, ()
+        end, num_computed = grant.start + grant.num_tokens, grant.request.num_computed
+        copies = [copy for copy in held.copies if num_computed < copy[0] <= end]
+        for length, is_spare in self._lengths(grant, held):
+            place = self._take(None if is_spare else cache)
+            if place is not None:
+                held.copies.append((length, place))
+                copies.append((length, place))
+        return places, copies
 
     def offer(self, request: Request, cache: SnapshotCache) -> None:
         """Let the cache adopt the copies of published prefixes of a request, under its key."""
@@ -215,7 +216,7 @@ class StatePlaces:
     def reset(self) -> None:
         """Free all places; no request has a row, and the cache is a new one."""
         self._held.clear()
-        self._free = list(range(self.num_places - 1, -1, -1))
+        self._free = [*reversed(self._places)]
 
     def violation(self, holders: Iterable[Request], cache: SnapshotCache | None) -> str | None:
         """Return a description of how the invariant is broken, or None if it holds."""
@@ -223,11 +224,14 @@ class StatePlaces:
             return "those that hold states are not the requests with a row"
         held = [place for one in self._held.values() for place in (one.own, *(copy for _, copy in one.copies))]
         num_cached = 0 if cache is None else cache.num_snapshots
-        if len(held) + len(self._free) + num_cached != self.num_places or len({*held, *self._free}) < len(held):
+        known, num_places = {*held, *self._free}, len(self._places)
+        if len(held) + len(self._free) + num_cached != num_places or len(known) < len(held):
             return (
                 f"{len(self._free)} free + {len(held)} held + {num_cached} cached places of states are not "
-                f"{self.num_places}, or one is there twice"
+                f"{num_places}, or one is there twice"
             )
+        if not known <= {*self._places}:
+            return f"a place of states is not in [{self._places.start}, {self._places.stop})"
         return None
 
     def _lengths(self, grant: Computed, held: _Held) -> Iterator[tuple[int, bool]]:

@@ -12,7 +12,7 @@ import numpy as np
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.core.cache_keys import Key, namespace_of
 from pagewood.engine.core.memory.adapters import AdapterPool
-from pagewood.engine.core.memory.kv import KVSpace
+from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.page_groups import PageGroups
 from pagewood.engine.core.messages.adjustments import Adjustments
 from pagewood.engine.core.messages.arrays import Int32
@@ -53,7 +53,7 @@ class BatchBuilder:
         groups: PageGroups | None = None,
         has_lengths: bool = False,
         adapters: AdapterPool | None = None,
-        kv: KVSpace | None = None,
+        kv: AnyKV | None = None,
     ) -> None:
         self._kv = kv
         self._adapters = adapters
@@ -182,10 +182,16 @@ class BatchBuilder:
 
     def _states(self, grants: Sequence[Grant]) -> dict[str, Any]:
         """Return the fields of a batch that name states."""
-        if self._kv is None or self._kv.states is None:
+        if self._kv is None:
             return {}
-        states, copies = self._kv.states.of_step(grants, self._kv.snapshots)
-        return {"states": states, "state_copies": copies}
+        states: list[tuple[int, int]] = []
+        copies: list[tuple[int, int, int]] = []
+        for index, grant in enumerate(grants):
+            places, of_grant = self._kv.states_of(grant)
+            states.append(places)
+            copies += [(index, *copy) for copy in of_grant]
+        entries = np.array(copies, np.int32).reshape(-1, 3)
+        return {"states": np.array(states, np.int32), "state_copies": entries}
 
     def _build_decode(self, grants: Sequence[Grant], extras: dict[str, Any], *, is_followed: bool) -> Batch:
         """Return the same as `build` for requests that all decode, in less time."""

@@ -318,7 +318,10 @@ class CPURunner:
         self._lookups = [one for one in (self._finder, self._lookup) if one is not None]
         self._division = None  # contents written by: the worker
         if exchange is not None:
-            self._division = RequestDivision.over(exchange, self._rows, num_pages=storage.num_pages)
+            num_states = 0 if states is None else states.num_pages
+            self._division = RequestDivision.over(
+                exchange, self._rows, num_pages=storage.num_pages, num_states=num_states
+            )
         # The last table has the pages themselves, under whose ids a drafter has its memory.
         own = replace(self._rows, pages=self._rows.pages[-max_rows:])
         self._drafter = make_drafter(own, self._division) if make_drafter else None
@@ -779,19 +782,7 @@ class CPURunner:
         while True:
             program = self._program
             scopes, counts = program.scopes.copy(), np.zeros(len(program.capacity), np.int64)
-            outcome = self._pass.lay_out(scopes, counts, step.grants, all_wanted=not step.samples)
-            drafter = self._now.drafter
-            if drafter is not None and outcome != Outcome.BAD_TOKEN:
-                outcome = max(outcome, drafter.lay_out(scopes, counts, step.grants))
-            if self._runs is not None and outcome == Outcome.DONE and len(step.grants.states):
-                outcome = self._runs.lay_out(
-                    scopes,
-                    counts,
-                    step.grants,
-                    main=self._pass.scope,
-                    again=self._now.again,
-                    is_forward=not step.samples,
-                )
+            outcome = self._now.lay_out(scopes, counts, step.grants, self._runs, all_wanted=not step.samples)
             if outcome != Outcome.TOO_LARGE:
                 break
             needed = zip(counts.tolist(), program.capacity, strict=True)
@@ -802,8 +793,6 @@ class CPURunner:
             raise IndexError(f"tokens must be in [0, {self._model.config.vocab_size}), got {tokens.tolist()}")
         if self._images is not None:
             step.kept_alive = self._images.lay_out(scopes[scope.index], step.grants, self._rotations)
-        for divided in self._now.divided:
-            divided.lay_out(scopes, counts)
         return scopes, counts
 
 

@@ -47,9 +47,10 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_states: int
     """Places of states of recurrent layers."""
     host_page_bytes: int
-    """Bytes of a page on the host that has most of it, which all hosts divide their budgets for lower tiers by."""
+    """Bytes of the image of a page on the host with the largest one, which all hosts divide their budgets for lower
+    tiers by."""
     num_state_parts: int = 0
-    """Pages that the largest part of a state fills, of those that a process copies; 0: no layer is recurrent."""
+    """Parts in which each process copies its part of a state; 0: no layer is recurrent."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -136,23 +136,26 @@ class ArrayPages:
 class ChainedPages:
     """Several memories of one layout, one behind the other, as one.
 
-    Invariant: page `p` is page `p % num_pages` of memory `p // num_pages`.
+    Invariant: page `p` is page `p % num_pages` of memory `p // num_pages`, and part `-1 - p` of all states is part
+    `p % num_parts` of the states of memory `p // num_parts`.
 
     Attributes:
         page_bytes: Size of one page over all layers, in bytes.
     """
 
-    __slots__ = ("_memories", "_num_pages", "page_bytes")
+    __slots__ = ("_memories", "_num_pages", "_num_parts", "page_bytes")
 
-    def __init__(self, memories: Sequence[DevicePages], *, num_pages: int) -> None:
+    def __init__(self, memories: Sequence[DevicePages], *, num_pages: int, num_parts: int = 0) -> None:
         """Use existing memories.
 
         Args:
             memories: At least one, with images of the same format.
             num_pages: Pages of each.
+            num_parts: Parts of states of each, if they are `StatePages`.
         """
         self._memories = tuple(memories)
         self._num_pages = num_pages
+        self._num_parts = num_parts
         self.page_bytes = memories[0].page_bytes  # written by: __init__
 
     def read(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int]) -> None:
@@ -172,6 +175,9 @@ class ChainedPages:
         found: dict[int, tuple[list[int], list[int]]] = {}
         for page, slot in zip(pages, slots, strict=True):
             number, own = divmod(page, self._num_pages)
+            if page < 0:
+                number, own = divmod(-1 - page, self._num_parts)
+                own = -1 - own
             of_memory = found.setdefault(number, ([], []))
             of_memory[0].append(own)
             of_memory[1].append(slot)

@@ -10,6 +10,24 @@ from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.pages.device import DevicePages
 from pagewood.kvpool.tiers.pages.keys import KEY_BYTES
 
+_MOST_PARTS = 512
+_ALIGNMENT = 64
+
+
+def num_state_parts(state_bytes: int, page_bytes: int) -> int:
+    """Return in how many parts of the size of a page, or of a larger one, states are copied.
+
+    Each part has a key, and is found by itself. So they are no more than 512, although the pages of a model without
+    attention have a few bytes.
+    """
+    return min(_MOST_PARTS, -(-state_bytes // page_bytes))
+
+
+def part_bytes(state_bytes: int, page_bytes: int, num_parts: int) -> int:
+    """Return the size of a part of a state, and so of the image of a page: that of a page if parts fit into it."""
+    least = -(-state_bytes // max(1, num_parts))
+    return page_bytes if least <= page_bytes else -(-least // _ALIGNMENT) * _ALIGNMENT
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
@@ -51,12 +69,13 @@ class _ArrayCopies:
 
 
 class StatePages:
-    """The pages of a device, and the states of its recurrent layers as parts of the size of a page.
+    """The pages of a device, and the states of its recurrent layers as parts of the size of the image of a page.
 
-    The image of a state is the concatenation of its arrays in all layers, cut into parts; zeros fill the last part. A
-    part has a number below 0 as its id, and a key that follows from the key of the page at whose end the state is. So
-    all that has pages by id or by key has states, too, and one budget is for both. A state that lacks a part is of no
-    use, but it is never taken for a whole one: each part has a key and a checksum of its own.
+    The image of a state is the concatenation of its arrays in all layers, cut into parts; zeros fill the last part.
+    Images of pages have zeros at the end if parts are larger than pages, see `num_state_parts` and `part_bytes`. A part
+    has a number below 0 as its id, and a key that follows from the key of the page at whose end the state is. So all
+    that has pages by id or by key has states, too, and one budget is for both. A state that lacks a part is of no use,
+    but it is never taken for a whole one: each part has a key and a checksum of its own.
 
     Invariant: part `i` of the state in place `p` has the id `-1 - (p * num_parts + i)`.
 
@@ -65,18 +84,18 @@ class StatePages:
         layers: For each recurrent layer its arrays, `[num_places, num_bytes] uint8` each, contiguous within a place:
             numpy's, or what `copies` takes.
         copies: Makes the copies of states; None: they are numpy arrays.
-        num_parts: Parts of a state, if other processes copy the same ones of other layers: at least as many as these
-            layers need, which may be none. By default as many as they need.
+        num_parts: Parts of a state, if other processes copy the same ones of other layers; these may be none. By
+            default `num_state_parts`.
 
     Raises:
-        ValueError: `layers` has no arrays and `num_parts` is not given, it is too small, or pages have no bytes.
+        ValueError: `layers` has no arrays and `num_parts` is not given, it is less than 1, or pages have no bytes.
 
     Attributes:
-        page_bytes: Size of a page, and of a part of a state, in bytes.
+        page_bytes: Size of the image of a page, and of a part of a state, in bytes.
         num_parts: Parts of a state.
     """
 
-    __slots__ = ("_copies", "_pages", "_pieces", "num_parts", "page_bytes")
+    __slots__ = ("_copies", "_own_bytes", "_pages", "_pieces", "num_parts", "page_bytes")
 
     def __init__(
         self,
@@ -89,9 +108,14 @@ class StatePages:
         arrays = [array for arrays in layers for array in arrays]
         self._pages = pages
         self._copies: StateCopies = copies or _ArrayCopies()
-        self.page_bytes = size = pages.page_bytes  # written by: __init__
-        if (not arrays and num_parts is None) or size < 1:
-            raise ValueError(f"layers must have arrays, and pages bytes, got {len(arrays)} arrays and {size} bytes")
+        self._own_bytes = own = pages.page_bytes
+        if (not arrays and num_parts is None) or own < 1:
+            raise ValueError(f"layers must have arrays, and pages bytes, got {len(arrays)} arrays and {own} bytes")
+        state_bytes = sum(array.shape[1] for array in arrays)
+        self.num_parts = num_state_parts(state_bytes, own) if num_parts is None else num_parts  # written by: __init__
+        if self.num_parts < 1:
+            raise ValueError(f"num_parts must be at least 1, got {num_parts}")
+        self.page_bytes = size = part_bytes(state_bytes, own, self.num_parts)  # written by: __init__
         # By part, what is in it.
         self._pieces: list[list[_Piece]] = []
         at = 0
@@ -104,11 +128,7 @@ class StatePages:
                 of_part = slice(at % size, at % size + num)
                 self._pieces[-1].append(_Piece(array=array, of_array=slice(first, first + num), of_part=of_part))
                 first, at = first + num, at + num
-        if num_parts is not None:
-            if num_parts < max(1, len(self._pieces)):
-                raise ValueError(f"num_parts must be at least {max(1, len(self._pieces))}, got {num_parts}")
-            self._pieces += [[] for _ in range(num_parts - len(self._pieces))]
-        self.num_parts = len(self._pieces)  # written by: __init__
+        self._pieces += [[] for _ in range(self.num_parts - len(self._pieces))]
 
     def parts_of(self, place: int) -> list[int]:
         """Return the ids of the parts of the state in a place."""
@@ -134,7 +154,9 @@ class StatePages:
                         self._copies.copy(row[piece.of_part], piece.array[place, piece.of_array])
                     row[pieces[-1].of_part.stop if pieces else 0 :] = 0
         if others[0]:
-            self._pages.read(others[0], memory, others[1])
+            self._pages.read(others[0], memory[:, : self._own_bytes], others[1])
+            if self._own_bytes < self.page_bytes:
+                memory[others[1], self._own_bytes :] = 0
 
     def write(self, pages: Sequence[int], memory: Bytes, slots: Sequence[int], arrived: Callable[[int], None]) -> None:
         """Copy pages and parts of states in, the latter first: a layer has arrived when its states and pages have."""
@@ -146,7 +168,7 @@ class StatePages:
                         self._copies.copy(piece.array[place, piece.of_array], memory[slot, piece.of_part])
                     arrived(0)
         if others[0]:
-            self._pages.write(others[0], memory, others[1], arrived)
+            self._pages.write(others[0], memory[:, : self._own_bytes], others[1], arrived)
 
     def _divided(
         self, pages: Sequence[int], slots: Sequence[int]

@@ -265,8 +265,16 @@ def _divide_kept(whole: Any, part: Any, num_kept: Any, rank: Any, count: Any) ->
     return nums[rank]
 
 
-@kernel("void(i8[:,::1], i8[::1], i8, i8, i8, i8, i8)")
-def divide(scopes: Any, counts: Any, whole_index: Any, index: Any, num_pages: Any, rank: Any, count: Any) -> None:
+@inlined
+def _own_place(place: Any, num_states: Any) -> Any:
+    """Return the number of a place of states in the memory of its rank; below 0: no place."""
+    return place if place < 0 else place % num_states
+
+
+@kernel("void(i8[:,::1], i8[::1], i8, i8, i8, i8, i8, i8)")
+def divide(
+    scopes: Any, counts: Any, whole_index: Any, index: Any, num_pages: Any, num_states: Any, rank: Any, count: Any
+) -> None:
     """Fill the scope of the tokens that this rank has, from that of the tokens of all ranks, which is laid out.
 
     Args:
@@ -275,10 +283,13 @@ def divide(scopes: Any, counts: Any, whole_index: Any, index: Any, num_pages: An
         whole_index: the scope of all ranks, whose page table has the ids of all pages.
         index: the scope of this rank, which has memory for as many rows.
         num_pages: pages of each rank; a row belongs to the rank of its first page.
+        num_states: places of states of each rank, if the scopes have tables of them.
         rank: this one.
         count: R.
     """
     whole, part = scopes[whole_index], scopes[index]
+    states, saves = integers(whole[Column.STATES], 0), integers(whole[Column.SAVES], 0)
+    own_states, own_saves = integers(part[Column.STATES], 0), integers(part[Column.SAVES], 0)
     num_grants, half = whole[Column.NUM_GRANTS], whole[Column.HALF]
     table, width = whole[Column.PAGE_TABLE], whole[Column.PAGES_PER_ROW]
     rows, starts, offsets = (
@@ -297,11 +308,16 @@ def divide(scopes: Any, counts: Any, whole_index: Any, index: Any, num_pages: An
             own_nums[n], numbers[g] = offsets[g + 1] - offsets[g], n
             if whole[Column.BEGINS] != 0:
                 integers(part[Column.BEGINS], 0)[n] = integers(whole[Column.BEGINS], 0)[g]
+            if whole[Column.STATES] != 0:
+                own_states[2 * n] = _own_place(states[2 * g], num_states)
+                own_states[2 * n + 1] = _own_place(states[2 * g + 1], num_states)
             n += 1
         for token in range(offsets[g], offsets[g + 1]):
             owners[token, 0], owners[token, 1] = owner, nums[owner]
             if owner == rank:
                 places[nums[rank]] = token
+                if whole[Column.STATES] != 0:
+                    own_saves[nums[rank]] = _own_place(saves[token], num_states)
             nums[owner] += 1
     own_offsets[n] = nums[rank]
     for column in (Column.COSINES, Column.SINES):

@@ -36,6 +36,8 @@ class RequestDivision:
     exchange: Exchange
     num_pages: int
     """Pages of each rank."""
+    num_states: int
+    """Places of states of each rank, numbered as pages are; 0: no layer is recurrent."""
     pages: Int32
     """[rows, pages of a row], their ids."""  # contents written by: cpu.runner
     own_pages: Int32
@@ -43,9 +45,15 @@ class RequestDivision:
     # contents written by: note_pages
 
     @classmethod
-    def over(cls, exchange: Exchange, tables: RowTables, *, num_pages: int) -> RequestDivision:
+    def over(cls, exchange: Exchange, tables: RowTables, *, num_pages: int, num_states: int = 0) -> RequestDivision:
         """Return the division of the rows of some tables."""
-        return cls(exchange=exchange, num_pages=num_pages, pages=tables.pages, own_pages=np.zeros_like(tables.pages))
+        return cls(
+            exchange=exchange,
+            num_pages=num_pages,
+            num_states=num_states,
+            pages=tables.pages,
+            own_pages=np.zeros_like(tables.pages),
+        )
 
     def note_pages(self, table_rows: Int32, columns: Int32, pages: Int32) -> None:
         """Note new pages of rows, `[n]` each."""
@@ -54,6 +62,10 @@ class RequestDivision:
     def owners(self, rows: Int32) -> Int32:
         """Return the rank of each of some rows, `[n]`; they have pages."""
         return self.pages[rows.astype(np.intp), 0] // np.int32(self.num_pages)
+
+    def own(self, rows: Int32) -> NDArray[np.intp]:
+        """Return which of some rows, `[n]`, belong to this rank, ascending."""
+        return np.flatnonzero(self.owners(rows) == self.exchange.rank)
 
     def gather(self, values: Int32, rows: Int32) -> Int32:
         """Return `values` `[n]` of some rows, each as the rank knows it that has the row; all ranks call this."""
@@ -82,10 +94,11 @@ def add_pass(
     whole = Pass(tape, tables, attention, rotations, vocab_size=vocab_size, has_states=has_states)
     if division is None:
         return whole, whole, None
-    part = Pass(tape, replace(tables, pages=division.own_pages), attention, rotations, vocab_size=vocab_size)
+    own = replace(tables, pages=division.own_pages)
+    part = Pass(tape, own, attention, rotations, vocab_size=vocab_size, has_states=has_states)
     tokens, kept = (
-        _Kind(whole=all_rows, part=own, owners=tape.buffer(all_rows, 2), places=tape.buffer(own, 1))
-        for all_rows, own in ((whole.scope.tokens, part.scope.tokens), (whole.scope.kept, part.scope.kept))
+        _Kind(whole=all_rows, part=some, owners=tape.buffer(all_rows, 2), places=tape.buffer(some, 1))
+        for all_rows, some in ((whole.scope.tokens, part.scope.tokens), (whole.scope.kept, part.scope.kept))
     )
     columns: Mapping[Column, Operand] = {
         Column.OWNERS: tokens.owners,
@@ -168,10 +181,11 @@ class DividedPass:
             scopes: of the run, written.
             counts: of the run, written.
         """
-        one = self.division.exchange
+        one, num_states = self.division.exchange, self.division.num_states
         exchange.divide(
-            scopes, counts, self.whole.scope.index, self.part.scope.index, self.division.num_pages, one.rank, one.count
-        )
+            scopes, counts, self.whole.scope.index, self.part.scope.index, self.division.num_pages, num_states,
+            one.rank, one.count,
+        )  # fmt: skip
 
     def _kind(self, x: Buffer) -> _Kind:
         """Return the kind of rows that a matrix has, of this rank or of all."""

@@ -85,7 +85,16 @@ class DraftedRuns:
             self._reached[batch.admitted_rows()] = batch.starts[batch.admitted]
 
     def lay_out(
-        self, scopes: Int64, counts: Int64, grants: Grants, *, main: Scope, again: Scope | None, is_forward: bool
+        self,
+        scopes: Int64,
+        counts: Int64,
+        grants: Grants,
+        *,
+        main: Scope,
+        own: Scope,
+        kept: NDArray[np.intp] | slice,
+        again: Scope | None,
+        is_forward: bool,
     ) -> Outcome:
         """Lay out the tokens that are computed again, and change which states the grants of a step read and leave.
 
@@ -94,6 +103,8 @@ class DraftedRuns:
             counts: of the run, written.
             grants: of the step.
             main: the scope of the grants.
+            own: that of the grants of this rank.
+            kept: which of the grants these are.
             again: the scope of `scope`; None: this stage has no recurrent layer, and follows those that have.
             is_forward: whether no token is rejected.
 
@@ -109,10 +120,11 @@ class DraftedRuns:
         if again is None:
             self._reached[rows] = reached
             return Outcome.DONE
-        states = integers_at(scopes[main.index, Column.STATES], 2 * num_grants).reshape(-1, 2)
         nums = starts - self._reached[rows]
         assert nums.min() >= 0
         assert nums.max() <= self._depth
+        of_rank, nums, drafts = rows[kept], nums[kept], drafts[kept]
+        states = integers_at(scopes[own.index, Column.STATES], 2 * len(of_rank)).reshape(-1, 2)
         found = np.flatnonzero((nums > 0) | (drafts & (states[:, 0] != states[:, 1])))
         num, nums = len(found), nums[found]
         first = NUM_KINDS * again.index
@@ -122,8 +134,8 @@ class DraftedRuns:
             return Outcome.TOO_LARGE
         scope[Column.NUM_GRANTS] = num
         if num:
-            integers_at(scope[Column.ROWS], num)[:] = rows[found]
-            integers_at(scope[Column.STARTS], num)[:] = self._reached[rows[found]]
+            integers_at(scope[Column.ROWS], num)[:] = of_rank[found]
+            integers_at(scope[Column.STARTS], num)[:] = self._reached[of_rank[found]]
             integers_at(scope[Column.SAMPLED], num)[:] = np.arange(num)
             integers_at(scope[Column.OFFSETS], num + 1)[:] = np.cumsum([0, *nums])
             integers_at(scope[Column.STATES], 2 * num)[:] = states[found].ravel()

@@ -14,17 +14,18 @@ from numpy.typing import NDArray
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.runner.cpu.compiled import exchange
-from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS
+from pagewood.engine.runner.cpu.compiled.layout import NUM_KINDS, Outcome
 from pagewood.engine.runner.cpu.compiled.machine.clock import clock
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.drafts.drafting import ProgramDrafter
 from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
 from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass, divided_on
+from pagewood.engine.runner.cpu.program.drafted_runs import DraftedRuns
 from pagewood.engine.runner.cpu.program.draws import draw
 from pagewood.engine.runner.cpu.program.experts import choices_on
 from pagewood.engine.runner.cpu.program.images import CPUImages
 from pagewood.engine.runner.cpu.program.inner_rows import Choices, InnerOutputs
-from pagewood.engine.runner.cpu.program.passes import Pass, Rotations, RowTables
+from pagewood.engine.runner.cpu.program.passes import Grants, Pass, Rotations, RowTables
 from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.tape import Buffer, Program, Scope, Tape
 
@@ -64,6 +65,41 @@ class StepProgram:
     """[S, E], sums of the hidden states of pooled grants."""
     inner: InnerOutputs | None = None
     """Inner rows; None: it does not keep them to the end."""
+
+    def lay_out(
+        self, scopes: Int64, counts: Int64, grants: Grants, runs: DraftedRuns | None, *, all_wanted: bool
+    ) -> Outcome:
+        """Fill the inputs and the scopes of a step, on the worker.
+
+        Args:
+            scopes: of the run, written.
+            counts: of the run, written; if the result is TOO_LARGE, with how much is needed.
+            grants: what to compute.
+            runs: what is drafted with recurrent layers; None: nothing is.
+            all_wanted: see `Pass.lay_out`.
+        """
+        outcome = self.main.lay_out(scopes, counts, grants, all_wanted=all_wanted)
+        if self.drafter is not None and outcome != Outcome.BAD_TOKEN:
+            outcome = max(outcome, self.drafter.lay_out(scopes, counts, grants))
+        if outcome != Outcome.DONE:
+            return outcome
+        for divided in self.divided:
+            divided.lay_out(scopes, counts)
+        if runs is None or not len(grants.states):
+            return outcome
+        own, kept = self.main, slice(None)
+        if self.divided:
+            own, kept = self.divided[0].part, self.divided[0].division.own(grants.rows)
+        return runs.lay_out(
+            scopes,
+            counts,
+            grants,
+            main=self.main.scope,
+            own=own.scope,
+            kept=kept,
+            again=self.again,
+            is_forward=all_wanted,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
