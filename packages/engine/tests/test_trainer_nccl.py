@@ -117,12 +117,29 @@ def test_tensors_arrive_as_they_were_sent(packed_bytes: int, library: NCCLLibrar
     check_received(library, tmp_path, packed_bytes)
 
 
+@pytest.mark.slow
+def test_a_trainer_tells_the_id_itself(library: NCCLLibrary, tmp_path: Path) -> None:
+    """As one without a store does (`nccl_unique_id_b64`)."""
+    file = Path(write_tensors(tmp_path / "mixed.safetensors", MIXED))
+    with trainer(file, world_size=2, packed_bytes=0) as port:
+        store = dist.TCPStore("127.0.0.1", port, 2, is_master=False)
+        unique_id = unique_id_in(store.get(ID_KEY))
+        groups = TrainerGroups(torch.device("cpu"))
+        groups.join(joining(0, address="", unique_id=unique_id), rank=0)
+        assert torch.equal(groups.receive("transfer", wanted(MIXED))["a"], MIXED["a"])
+        groups.close()
+    wrongs: list[dict[str, Any]] = [{"unique_id": unique_id[1:]}, {"unique_id": unique_id, "backend": "gloo"}]
+    for wrong in wrongs:
+        with pytest.raises(ValueError, match=r"^unique_id must have 128 bytes, of NCCL by vLLM's routes, got 12"):
+            joining(0, **wrong)
+
+
 FAULTS: dict[str, Edit] = {
     "a pack ends before the tensor that is too much": (trainer_groups, "_packs", "> most_bytes", ">= most_bytes - 30"),
     "no sum first": (NCCLCommunicator, "__init__", "self._run(limit_s, self._library.ncclAllReduce, one", "print(one"),
     "it waits for nothing": (NCCLCommunicator, "_call", "if code == _SUCCESS and", "if True and"),
     "names are forgotten": (TrainerGroups, "receive", "wanted or group.wanted", "wanted"),
-    "the id of another": (trainer_nccl, "unique_id_in", "return found[0]", "return bytes(128)"),
+    "the id of another": (trainer_groups, "unique_id_in", "return found[0]", "return bytes(128)"),
 }  # fmt: skip
 
 

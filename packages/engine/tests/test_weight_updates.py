@@ -19,7 +19,17 @@ from pagewood.engine.models.stored.updated_tensors import INDICES, VALUES
 from pagewood.engine.runner.cpu.drafts import drafting
 from pagewood.engine.runner.cpu.drafts.drafting import exchanged
 from pagewood.engine.runner.cpu.runner import CPURunner
-from pagewood.engine.weight_commands import JoinGroup, LeaveGroup, NameVersion, Received, UpdateWeights
+from pagewood.engine.weight_commands import (
+    CheckWeights,
+    DropUpdate,
+    FinishUpdate,
+    JoinGroup,
+    LeaveGroup,
+    NameVersion,
+    Received,
+    Sleep,
+    UpdateWeights,
+)
 from tiny_models import head_folder
 from tiny_models import model_folder as tiny_model
 from weight_bench import PROMPTS, Pair, WeightBench, fresh_scores, make_pair, tensors_of, trainer, write_tensors
@@ -312,6 +322,49 @@ def test_versions_have_names(pair: Pair) -> None:
         refusal = bench.tell(UpdateWeights(request_id="two", folder=str(pair.old))).refusal
         assert refusal is not None
         assert refusal.code == "weights_busy"
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({**RANKS["ranks"], "num_threads": 2}, marks=pytest.mark.slow)])
+def test_an_update_waits_until_it_is_finished_or_dropped(options: dict[str, Any], pair: Pair, tmp_path: Path) -> None:
+    """So that several engines change together, or none."""
+    tensors = tensors_of(pair.old)
+    part = write_tensors(tmp_path / "part.safetensors", dict(list(tensors.items())[::2]))
+    whole = str(pair.old / "model.safetensors")
+    with WeightBench(pair.old, **options) as bench:
+        before, expected = bench.scores(), fresh_scores(pair.new, **options)
+
+        def refused(command: Any) -> str | None:
+            refusal = bench.tell(command).refusal
+            return None if refusal is None else refusal.code
+
+        update = UpdateWeights(request_id="one", folder=str(pair.new), version="a", waits=True)
+        assert refused(update) is None
+        assert bench.scores() == before
+        assert refused(UpdateWeights(request_id="another", folder=str(pair.new))) == "weights_busy"
+        assert refused(CheckWeights(request_id="check")) == refused(Sleep(request_id="sleep")) == "weights_busy"
+        assert refused(FinishUpdate(request_id="wrong", update="another")) == "weights_lost"
+        for name in ("first", "again"):
+            assert bench.tell(FinishUpdate(request_id=name, update="one")).weights == "a"
+        assert bench.scores() == expected
+        assert refused(UpdateWeights(request_id="two", folder=str(pair.old), waits=True)) is None
+        assert refused(DropUpdate(request_id="drop")) is None
+        assert refused(FinishUpdate(request_id="late", update="two")) == "weights_lost"
+        bench.inbox.put(UpdateWeights(request_id="read", folder=str(pair.old), waits=True))
+        assert refused(DropUpdate(request_id="drop what is read")) is None
+        assert refused(FinishUpdate(request_id="too late", update="read")) == "weights_lost"
+        assert bench.update(files=(part,), is_last=False) is None
+        assert refused(DropUpdate(request_id="drop parts")) is None
+        for fields, text in (({}, "got none"), ({"files": (part,), "is_whole": True}, "all tensors")):
+            refusal = bench.update(**fields)
+            assert refusal is not None
+            assert text in refusal.message
+        assert bench.scores() == expected
+        assert bench.update(files=(whole,), is_whole=True) is None
+        assert bench.scores() == before
+        with WeightBench(pair.old, **options) as other:  # what it has had before does not matter to its cache
+            assert other.update(files=(whole,)) is None
+            assert other.engine.weights[1] == bench.engine.weights[1] is not None
+        assert bench.engine.violation() is None
 
 
 def test_an_update_while_the_engine_is_paused(pair: Pair) -> None:

@@ -10,6 +10,8 @@ OldKV: TypeAlias = Literal["drop", "keep", "recompute"]
 """What becomes of the KV that earlier weights have computed, see `UpdateWeights.old_kv`."""
 MAX_VERSION = 128
 """Longest name of a version, in characters."""
+UNIQUE_ID_BYTES = 128
+"""Size of `ncclUniqueId`."""
 
 
 class Received(msgspec.Struct, frozen=True, array_like=True):
@@ -32,7 +34,7 @@ class UpdateWeights(msgspec.Struct, frozen=True, kw_only=True, tag="update_weigh
     wrong; the old weights then stay, as if nothing had been asked for. It is refused while another update is read.
 
     An update may come in parts: those with `is_last` False are only kept, and all of them count with the last one,
-    which may be empty. A folder begins anew.
+    which may be empty. A folder begins anew. Several engines change together by `waits` and `FinishUpdate`.
 
     Raises:
         ValueError: there is no place or there are two, `version` is too long, or `old_kv` is unknown.
@@ -49,6 +51,11 @@ class UpdateWeights(msgspec.Struct, frozen=True, kw_only=True, tag="update_weigh
     """Empty: those of the update before from this group."""
     is_last: bool = True
     """Whether steps have the new weights behind it; otherwise it is a part of an update."""
+    waits: bool = False
+    """Whether the new weights are only made ready, until `FinishUpdate` or `DropUpdate`; nothing else of weights, and
+    no sleep, can be asked for meanwhile."""
+    is_whole: bool = False
+    """Whether it must have all tensors of the model, whatever updates there were before."""
     version: str | None = None
     """Name of the version, with every token that is computed from then on; None: the number of updates so far."""
     old_kv: OldKV = "drop"
@@ -69,6 +76,23 @@ class UpdateWeights(msgspec.Struct, frozen=True, kw_only=True, tag="update_weigh
             raise ValueError(f"version must have 1 to {MAX_VERSION} characters, got {self.version!r:.200}")
         if self.old_kv not in ("drop", "keep", "recompute"):
             raise ValueError(f"old_kv must be drop, keep or recompute, got {self.old_kv!r}")
+
+
+class FinishUpdate(msgspec.Struct, frozen=True, kw_only=True, tag="finish_update"):
+    """Compute with the weights of an update that waits. It may be asked for again.
+
+    The answer is a `Delta` that ends with `stop` and has the version, or with a refusal; the old weights then stay.
+    """
+
+    request_id: str
+    update: str
+    """The id of the update."""
+
+
+class DropUpdate(msgspec.Struct, frozen=True, kw_only=True, tag="drop_update"):
+    """Forget an update that waits or is being read, and the parts of one. The answer is a `Delta`, as before."""
+
+    request_id: str
 
 
 class JoinGroup(msgspec.Struct, frozen=True, kw_only=True, tag="join_group"):
@@ -93,16 +117,25 @@ class JoinGroup(msgspec.Struct, frozen=True, kw_only=True, tag="join_group"):
     backend: str = "gloo"
     is_transfer: bool = False
     """Whether it is of vLLM's routes; it then takes the place of the one before."""
+    unique_id: bytes = b""
+    """Of the communicator, where it is one of NCCL and the trainer has told it; empty: its store has it."""
     packed_bytes: int = 0
     """Tensors come together, as bytes, until there are more of these; 0: each comes alone."""
 
     def __post_init__(self) -> None:
         """Check the numbers."""
+        if self.unique_id and (
+            len(self.unique_id) != UNIQUE_ID_BYTES or not self.is_transfer or self.backend != "nccl"
+        ):
+            raise ValueError(
+                f"unique_id must have {UNIQUE_ID_BYTES} bytes, of NCCL by vLLM's routes, got {len(self.unique_id)} "
+                f"bytes with {self.backend!r:.40}"
+            )
         if self.packed_bytes < 0:
             raise ValueError(f"packed_bytes must be >= 0, got {self.packed_bytes}")
         if not 0 < self.first_rank < self.world_size:
             raise ValueError(f"first_rank must be in [1, {self.world_size}), got {self.first_rank}")
-        if not 0 < self.port < 65536:
+        if not self.unique_id and not 0 < self.port < 65536:
             raise ValueError(f"port must be in [1, 65536), got {self.port}")
 
 
@@ -194,7 +227,7 @@ class CheckWeights(msgspec.Struct, frozen=True, kw_only=True, tag="check_weights
     action: Literal["checksum", "snapshot", "compare"] = "checksum"
 
 
-WeightCommand: TypeAlias = UpdateWeights | JoinGroup | LeaveGroup | Sleep | WakeUp | CheckWeights
+WeightCommand: TypeAlias = UpdateWeights | DropUpdate | JoinGroup | LeaveGroup | Sleep | WakeUp | CheckWeights
 """Commands for the source of weights, which carries them out one after the other."""
 
 

@@ -10,7 +10,7 @@ import msgspec
 from pagewood.engine.api.answers import Refusal
 from pagewood.engine.api.pooling_params import PoolingParams
 from pagewood.engine.api.sampling_params import SamplingParams
-from pagewood.engine.weight_commands import NameVersion, WeightCommand
+from pagewood.engine.weight_commands import FinishUpdate, NameVersion, WeightCommand
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,5 +269,5 @@ class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapt
 
 Command = (
     Submit | Abort | SetPriority | Refuse | PassOn | Flush | Pause | Resume | PauseRequest | ResumeRequest | Retain
-    | LoadAdapter | UnloadAdapter | WeightCommand | NameVersion
+    | LoadAdapter | UnloadAdapter | WeightCommand | FinishUpdate | NameVersion
 )  # fmt: skip

@@ -19,6 +19,7 @@ from pagewood.engine.models.stored.updated_tensors import LooseFiles, MemoryFile
 from pagewood.engine.runner.trainer_groups import GroupError, TrainerGroups
 from pagewood.engine.weight_commands import (
     CheckWeights,
+    DropUpdate,
     JoinGroup,
     LeaveGroup,
     Sleep,
@@ -184,6 +185,9 @@ class ModelWeights:
             if isinstance(command, WakeUp):
                 self._next = self._part.wake(command)
                 return ReadWeights(digest="")
+            if isinstance(command, DropUpdate):
+                self._parts = None
+                return ReadWeights(digest="")
             if isinstance(command, JoinGroup):
                 self._groups.join(command, rank=self._part.rank)
                 return ReadWeights(digest="")
@@ -191,11 +195,12 @@ class ModelWeights:
                 self._groups.leave(command.name)
                 return ReadWeights(digest="")
             tensors = self._updated(command)
-            lacking = tensors.lacking() if self._are_dropped and command.is_last and command.folder is None else []
+            is_whole = self._are_dropped or command.is_whole
+            lacking = tensors.lacking() if is_whole and command.is_last and command.folder is None else []
             if lacking:
                 raise ValueError(
-                    f"an update must have all tensors after the weights were dropped, but {lacking[0]} and "
-                    f"{len(lacking) - 1} others are missing"
+                    "an update must have all tensors after the weights were dropped or lost, but "
+                    f"{lacking[0]} and {len(lacking) - 1} others are missing"
                 )
             self._parts = None if command.is_last else tensors
             if not command.is_last:
@@ -227,8 +232,8 @@ class ModelWeights:
             ValueError: the files are not those of this model.
         """
         if command.folder is None:
-            own = self._tensors or self._of_folder(self._folder)
-            own = self._parts or own
+            before = None if command.is_whole else self._tensors
+            own = self._parts or before or self._of_folder(self._folder)
             if command.group is not None:
                 return own.with_files(MemoryFiles(self._groups.receive(command.group, command.received)))
             if command.files:

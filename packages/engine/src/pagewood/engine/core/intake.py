@@ -49,12 +49,8 @@ from pagewood.engine.core.timeline import Timeline
 from pagewood.engine.core.vector_tail import VectorTail
 from pagewood.engine.seeds import arrival_seed
 from pagewood.engine.weight_commands import (
-    CheckWeights,
-    JoinGroup,
-    LeaveGroup,
     NameVersion,
     Sleep,
-    UpdateWeights,
     WakeUp,
 )
 
@@ -188,8 +184,6 @@ class Intake:
                 return self._load_adapter(command)
             case UnloadAdapter():
                 return self._unload_adapter(command)
-            case UpdateWeights() | JoinGroup() | LeaveGroup() | CheckWeights():
-                return self._rest.update(command)
             case Sleep():
                 return self._rest.sleep(command)
             case WakeUp():
@@ -210,6 +204,8 @@ class Intake:
                 return self._rest.pause(command)
             case Resume():
                 return self._rest.resume(command.request_id)
+            case _:  # weights
+                return self._rest.update(command)
 
     def _submit(self, submit: Submit, now_s: float) -> Delta | None:
         prompt = np.frombuffer(submit.tokens[: len(submit.tokens) // 4 * 4], "<i4")

@@ -510,9 +510,9 @@ class Engine:
         return self._rest.asleep
 
     @property
-    def weight_version(self) -> str:
-        """The name of the weights; empty: those that it began with."""
-        return self._state.weight_version
+    def weights(self) -> tuple[str, str | None]:
+        """The name of the weights, and their part of the keys of prefixes; empty and None: those that it began with."""
+        return self._state.weight_version, self._rest.keys.weights
 
     @property
     def prefix_cache(self) -> PrefixCache:

@@ -19,6 +19,7 @@ from pagewood.engine.core.retire import refuse
 from pagewood.engine.core.weights import ServedWeights
 from pagewood.engine.weight_commands import (
     CheckWeights,
+    FinishUpdate,
     NameVersion,
     Sleep,
     SleepTag,
@@ -130,11 +131,13 @@ class Rest:
         """Read no more weights."""
         self._weights.close()
 
-    def update(self, command: WeightCommand) -> Delta | None:
+    def update(self, command: WeightCommand | FinishUpdate) -> Delta | None:
         """Begin to read weights, or to check them, or to join a group; the answer comes from `exchange`."""
         if isinstance(command, UpdateWeights) and command.old_kv == "keep" and self._kv.tiers is not None:
             message = "old_kv must be drop or recompute with a host cache, which may outlive the update, got keep"
             return refuse(command.request_id, Refusal(message=message, param="old_kv"))
+        if isinstance(command, FinishUpdate) and command.update == self._weights.finished:
+            return self._versioned(command.request_id)
         is_check = isinstance(command, CheckWeights)
         if (isinstance(command, UpdateWeights) and "weights" in self._asleep) or (
             is_check and "weights" in self.asleep

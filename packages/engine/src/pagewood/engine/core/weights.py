@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from pagewood.engine.api import Refusal
 from pagewood.engine.weight_commands import (
     CheckWeights,
+    DropUpdate,
+    FinishUpdate,
     JoinGroup,
     LeaveGroup,
     Sleep,
@@ -83,8 +88,8 @@ class ServedWeights:
     """
 
     __slots__ = (
-        "_adapters", "_command", "_num_kept", "_num_updates", "_reading", "_source", "_why_awake", "_why_fixed",
-        "are_dropped", "checksum", "digest", "version",
+        "_adapters", "_command", "_dropping", "_num_kept", "_num_updates", "_reading", "_ready", "_source",
+        "_why_awake", "_why_fixed", "are_dropped", "checksum", "digest", "finished", "version",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +110,12 @@ class ServedWeights:
         """Whether there are no weights before the next update."""  # written by: weights
         self._command: WeightCommand | None = None  # written by: weights
         self._reading: ReadingWeights | None = None  # written by: weights
+        self._ready: tuple[UpdateWeights, ReadWeights] | None = None
+        """An update that waits, and what is known of it."""  # written by: weights
+        self._dropping: DropUpdate | None = None
+        """What comes behind the update that is being read, which is forgotten then."""  # written by: weights
+        self.finished = ""
+        """The id of the update that waited and was finished last."""  # written by: weights
         self._num_updates = 0  # written by: weights
         self._num_kept = 0
         """Updates whose weights have added to the KV of others, which is nobody's from then on."""
@@ -117,8 +128,8 @@ class ServedWeights:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a command is being carried out."""
-        return self._reading is not None
+        """Whether a command is being carried out, or an update waits."""
+        return self._reading is not None or self._ready is not None
 
     def why_awake(self, command: Sleep) -> Refusal | None:
         """Return why memory cannot be given back, or None."""
@@ -146,7 +157,7 @@ class ServedWeights:
         """Whether an update has been read, so that it can be carried out or refused."""
         return self._reading is not None and self._reading.done()
 
-    def begin(self, command: WeightCommand) -> Refusal | None:
+    def begin(self, command: WeightCommand | FinishUpdate) -> Refusal | None:
         """Begin to carry out a command; return why not, or None."""
         reason = self._why_fixed
         if isinstance(command, UpdateWeights):
@@ -154,7 +165,21 @@ class ServedWeights:
         if self._source is None or (reason and not isinstance(command, Sleep | WakeUp | CheckWeights)):
             message = f"the weights of this engine cannot be updated, because {reason}"
             return Refusal(message=message, code="weights_fixed")
-        if self._reading is not None:
+        if isinstance(command, DropUpdate) and self._dropping is None:
+            self._ready = None
+            if isinstance(self._command, UpdateWeights):
+                self._dropping = command
+                return None
+        if isinstance(command, FinishUpdate):
+            if self._ready is None or self._ready[0].request_id != command.update:
+                message = f"update must be the id of one that waits, got {command.update!r:.100}"
+                return Refusal(message=message, code="weights_lost")
+            update, found = self._ready
+            self._command = replace(update, request_id=command.request_id, waits=False)
+            self._reading = known = Future[ReadWeights | Refusal]()
+            known.set_result(found)
+            return None
+        if self.is_busy:
             return Refusal(message="weights must be updated one after the other", code="weights_busy")
         self._command, self._reading = command, self._source.read(command)
         return None
@@ -170,14 +195,22 @@ class ServedWeights:
         assert self._reading is not None
         command, found = self._command, self._reading.result()
         self._command = self._reading = None
+        if self._dropping is not None:
+            self._command, self._dropping = self._dropping, None
+            self._reading = self._source.read(self._command)
+            return command, Refusal(message="the update was dropped", code="weights_lost")
         if isinstance(found, Refusal):
             return command, found
         if isinstance(command, CheckWeights):
             self.checksum = found.digest
-        if isinstance(command, JoinGroup | LeaveGroup | CheckWeights) or (
+        if isinstance(command, JoinGroup | LeaveGroup | CheckWeights | DropUpdate) or (
             isinstance(command, UpdateWeights) and not command.is_last
         ):
             return command, None
+        if isinstance(command, UpdateWeights) and command.waits:
+            self._ready = command, found
+            return command, None
+        ready, self._ready = self._ready, None
         why_not = self._why_bound() if isinstance(command, UpdateWeights) else ""  # adapters may have come meanwhile
         why_not = why_not or self._source.exchange()
         if why_not is not None:
@@ -185,8 +218,10 @@ class ServedWeights:
         if isinstance(command, Sleep | WakeUp):
             self.are_dropped |= isinstance(command, Sleep) and command.drops_weights
             return command, None
+        assert isinstance(command, UpdateWeights)
         self.are_dropped = False
         self._num_updates += 1
+        self.finished = "" if ready is None else ready[0].request_id
         if self._adapters is not None:
             self._adapters.note_update()
         self.version = command.version or str(self._num_updates)

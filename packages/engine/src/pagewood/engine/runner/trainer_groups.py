@@ -60,7 +60,7 @@ class TrainerGroups:
     """The groups that a process is in. Used by one thread, the reader of weights.
 
     They are made as SGLang and the trainers that use it make them: a store at the address of rank 0, whose keys begin
-    with the name of the group. Over NCCL for vLLM's routes, the store has the id of a communicator.
+    with the name of the group. Over NCCL for vLLM's routes, the store or the command has the id of a communicator.
 
     Args:
         device: on which tensors arrive over NCCL; None: there is no NCCL.
@@ -96,10 +96,7 @@ class TrainerGroups:
                 f"world_size must be more than {own}, the last rank of the engine, got {command.world_size}"
             )
         try:
-            store = TCPStore(
-                command.address, command.port, command.world_size, is_master=False, timeout=timedelta(seconds=_JOIN_S)
-            )
-            sender = self._sender(command, store, own)
+            sender = self._sender(command, own)
         except (RuntimeError, ValueError, OSError) as error:
             raise GroupError(f"the group {command.name} cannot be joined: {error}") from error
         self._groups[command.name] = _Joined(
@@ -153,10 +150,14 @@ class TrainerGroups:
             raise ValueError(f"group must be the name of one that was joined, got {name!r}")
         return group
 
-    def _sender(self, command: JoinGroup, store: TCPStore, rank: int) -> Sender:
+    def _sender(self, command: JoinGroup, rank: int) -> Sender:
+        if not command.unique_id:
+            store = TCPStore(
+                command.address, command.port, command.world_size, is_master=False, timeout=timedelta(seconds=_JOIN_S)
+            )
         if command.is_transfer and command.backend == "nccl":
             assert self._device is not None
-            unique_id = unique_id_in(store.get(ID_KEY))
+            unique_id = command.unique_id or unique_id_in(store.get(ID_KEY))
             return NCCLCommunicator(unique_id, rank, command.world_size, self._device, limit_s=_JOIN_S)
         by_name = PrefixStore(f"{command.name}/", PrefixStore(command.name, store))
         make = _nccl if command.backend == "nccl" else partial(_gloo, is_local=_is_local(command.address))

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pagewood.engine.weight_commands import UNIQUE_ID_BYTES
+
 ID_KEY = "broadcast_from/0/0"
 """Where the trainer's store has the id."""
-_ID_BYTES = 128
 _SUCCESS, _IN_PROGRESS = 0, 7
 _SUM = 0
 _DTYPES = MappingProxyType({
@@ -33,7 +34,7 @@ _DTYPES = MappingProxyType({
 class UniqueId(ctypes.Structure):
     """`ncclUniqueId`, which is passed by value."""
 
-    _fields_ = (("internal", ctypes.c_byte * _ID_BYTES),)
+    _fields_ = (("internal", ctypes.c_byte * UNIQUE_ID_BYTES),)
 
 
 class Config(ctypes.Structure):
@@ -50,9 +51,9 @@ def unique_id_in(pickled: bytes) -> bytes:
     Raises:
         ValueError: there is no id in it.
     """
-    found = [one for _, one, _ in pickletools.genops(pickled) if isinstance(one, bytes) and len(one) == _ID_BYTES]
+    found = [one for _, one, _ in pickletools.genops(pickled) if isinstance(one, bytes) and len(one) == UNIQUE_ID_BYTES]
     if len(found) != 1:
-        raise ValueError(f"{ID_KEY} of the store must hold an id of {_ID_BYTES} bytes, got {len(found)} of them")
+        raise ValueError(f"{ID_KEY} of the store must hold an id of {UNIQUE_ID_BYTES} bytes, got {len(found)} of them")
     return found[0]
 
 

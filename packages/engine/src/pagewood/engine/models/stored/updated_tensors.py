@@ -219,8 +219,8 @@ class UpdatedTensors:
 
     @property
     def digest(self) -> str:
-        """Distinguishes the tensors from all others of this model."""
-        total = sha256(self._base_digest)
+        """Distinguishes the tensors from all others of this model; it does not depend on what all were replaced in."""
+        total = sha256(self._base_digest if self.lacking() else b"")
         for name in sorted(self._replaced):
             total.update(f"{name}\0".encode() + self._replaced[name].digest)
         return total.hexdigest()
