@@ -14,9 +14,10 @@ from pagewood.server.messages import wire
 from pagewood.server.ray.calls import ReplicaLeftError
 from pagewood.server.ray.joining import Joining
 from pagewood.server.ray.link import LEASE_S, Link, Links, LostEngineError
-from pagewood.server.replicas.dispatcher import Dispatcher, Replica
+from pagewood.server.replicas.dispatcher import Dispatcher
 from pagewood.server.replicas.fleet_status import FleetStatus
 from pagewood.server.replicas.making import make_router
+from pagewood.server.replicas.replica import Replica
 from pagewood.server.replicas.roster import Roster, Seat
 from pagewood.server.requests.status import EngineState
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 import zmq
+from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
+from pagewood.engine.model_folder.folder import model_folder
 from serving import MODEL, Server, until
 
 NUM_TRIES = 8
@@ -180,3 +183,71 @@ def test_each_engine_has_its_events_its_disk_cache_and_its_decision_log(tmp_path
     assert server.process.returncode == 0
     assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["replica-0", "replica-1"]
     assert all((tmp_path / f"decisions-{number}.log").stat().st_size > 1000 for number in range(2))
+
+
+@pytest.mark.slow
+def test_weights_change_in_all_engines(tmp_path: Path) -> None:
+    """From a folder, which an engine that is killed reads again; and from a file, which none can."""
+    source, folder = model_folder(None), tmp_path / "updates"
+    shutil.copytree(source, folder / "new")
+    tensors = load_file(source / "model.safetensors")
+    name = next(one for one in sorted(tensors) if one.endswith("down_proj.weight"))
+    changed = {**tensors, name: tensors[name] * 0.5}
+    save_file(changed, folder / "new" / "model.safetensors")
+    save_file({name: tensors[name] * 0.25}, folder / "part.safetensors")
+    save_file(tensors, folder / "whole.safetensors")
+    server = Server(
+        tmp_path,
+        *("--replicas", "2", "--threads", "2", "--max-total-tokens", "16384", "--max-running-requests", "2"),
+        *("--update-folder", str(folder), "--log-level", "warning"),
+    )
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        response = server.admin.post(path, json=body, timeout=100)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def each() -> list[str]:
+        """Return the answers of each engine."""
+        found: list[str] = []
+        for number in (1, 0):
+            post("/drain", {"replica": number})
+            found.append(text_of(server, PROMPTS[0]))
+            post("/drain", {"replica": number, "is_draining": False})
+        assert found[0] == found[1]
+        return found
+
+    def kill(number: int) -> None:
+        before = server.ready()["incidents"]["restarts"]
+        os.kill(engines(server)[number], signal.SIGKILL)
+        until(lambda: server.ready()["incidents"]["restarts"] > before)
+
+    def statuses() -> list[str]:
+        return [one["status"] for one in server.ready()["replicas"]]
+
+    try:
+        until(lambda: statuses() == ["ready", "ready"])
+        old = each()
+        done = post("/update_weights_from_disk", {"model_path": str(folder / "new"), "weight_version": "a"})
+        assert done["weight_version"] == "a"
+        new = each()
+        assert new != old
+        checksum = post("/weights_checker", {})["checksum"]
+        kill(0)
+        until(lambda: statuses() == ["ready", "ready"])
+        assert each() == new
+        assert post("/weights_checker", {})["checksum"] == checksum
+        assert server.admin.post("/restart_engine", json={}).status_code == 200
+        assert each() == new
+        post("/update_weights_from_files", {"files": [str(folder / "part.safetensors")], "weight_version": "b"})
+        assert each() not in (old, new)
+        assert server.admin.post("/restart_engine", json={}).status_code == 409
+        kill(0)
+        until(lambda: "outdated" in statuses())
+        post("/update_weights_from_files", {"files": [str(folder / "whole.safetensors")], "weight_version": "c"})
+        assert statuses() == ["ready", "ready"]
+        assert each() == old
+        assert server.admin.get("/weight_version").json() == {"weight_version": "c"}
+    finally:
+        server.close()
+    assert server.process.returncode == 0

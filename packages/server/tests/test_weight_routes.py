@@ -186,12 +186,27 @@ async def test_updates_from_a_trainer(server: MemoryServer) -> None:
     packed = {**group, "packed": True, "packed_buffer_size_bytes": 64, "packed_num_buffers": 2}
     status, answer = await send(server, "/init_weight_transfer_engine", {"init_info": packed})
     assert (status, answer["success"], "backend must be gloo" in answer["message"]) == (400, False, True)
+    for wrong in (
+        {"nccl_unique_id_b64": "A" * 172},  # beside a store
+        {"master_address": None, "nccl_unique_id_b64": "A" * 172},
+        {"master_address": None, "master_port": None, "nccl_unique_id_b64": "AAAA"},
+        {"master_address": None, "master_port": None},
+    ):
+        status, answer = await send(server, "/init_weight_transfer_engine", {"init_info": {**packed, **wrong}})
+        assert (status, answer["error"]["param"]) == (400, "init_info")
+    by_id = {**packed, "master_address": None, "master_port": None, "nccl_unique_id_b64": "A" * 170 + "A="}
+    assert (await send(server, "/init_weight_transfer_engine", {"init_info": by_id}))[1]["message"].startswith(
+        "backend"
+    )
     own = {"init_info": {**packed, "backend": "gloo"}}
     assert (await send(server, "/init_weight_transfer_engine", own))[1]["success"]
     assert await send(server, "/start_weight_update", {}) == done
     info = {"update_info": {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]]}}
     for _ in range(3):
         assert await send(server, "/update_weights", info) == done
+    different = {"update_info": [info["update_info"], {}]}
+    assert (await send(server, "/update_weights", different))[1]["error"]["param"] == "update_info"
+    assert (await send(server, "/start_draft_weight_update", {}))[1]["error"]["code"] == "weights_fixed"
     assert await send(server, "/update_weights", {"update_info": {}}) == done  # as before; this model counts none of it
     assert (await generated(server))["output_ids"] == expected(server, 2)
     assert (await send(server, "/finish_weight_update", {"weight_version": "y"}))[1]["weight_version"] == "y"

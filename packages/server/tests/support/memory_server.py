@@ -37,6 +37,7 @@ from pagewood.engine.observe.profiling import Profile
 from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.testing.echo import EXPERT_SHAPE, STATE_SIZE
 from pagewood.engine.text import Tokenizer
+from pagewood.engine.weight_commands import WeightCommand
 from pagewood.schedpolicy import SlotShares
 from pagewood.server.config import LEAST_PRIORITY
 from pagewood.server.dashboard.live_data import Watchers
@@ -70,10 +71,11 @@ from pagewood.server.processes.engine_side import (
 from pagewood.server.protocols.common.models import OnlyModel
 from pagewood.server.protocols.common.reader import Reader
 from pagewood.server.protocols.common.service import Service
-from pagewood.server.replicas.dispatcher import Dispatcher, Replica
+from pagewood.server.replicas.dispatcher import Dispatcher
 from pagewood.server.replicas.division import role_of
 from pagewood.server.replicas.fleet_status import FleetStatus
 from pagewood.server.replicas.making import make_router
+from pagewood.server.replicas.replica import Replica
 from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.live import LiveRequests
 from pagewood.server.requests.status import EngineState, EngineStatus
@@ -108,6 +110,7 @@ class Gate:
         """Allow that many further steps; infinity: all."""
         with self._changed:
             self._num_steps = num_steps
+            self.is_held = self.is_held and num_steps < 1
             self._changed.notify_all()
 
     def open(self) -> None:
@@ -151,6 +154,8 @@ class MemoryReplica:
         self.gate = Gate()  # written by: memory_server
         self.life = 0  # written by: memory_server
         self.is_killed = threading.Event()  # written by: memory_server
+        self.fault: Callable[[WeightCommand | str], str] = lambda sent: ""
+        """Why its weights refuse a command; see `EchoWeights`."""  # written by: tests
         self._is_over = is_over
         self.link = self.new_link()  # written by: memory_server
 
@@ -243,8 +248,8 @@ class MemoryServer:
             self.dispatcher = Dispatcher(
                 make_router(config, moves=max_retries > 0, min_apart_tokens=8),
                 [
-                    Replica(sender=one, role=role_of(number, num_prefill=num_prefill))
-                    for number, one in enumerate(self.replicas)
+                    Replica(sender=one, status=status, role=role_of(number, num_prefill=num_prefill))
+                    for number, (one, status) in enumerate(zip(self.replicas, statuses, strict=True))
                 ],
                 num_places=NUM_ROWS,
                 moves=max_retries > 0,
@@ -537,7 +542,7 @@ class MemoryServer:
             inbox=inbox,
             outbox=EngineOutbox(self._to_detokenizer, incarnation=incarnation, replica=number),
             expert_rows=self._expert_rows,
-            weights=ServedWeights(EchoWeights(lambda: runners[0])),
+            weights=ServedWeights(EchoWeights(lambda: runners[0], fault=lambda sent: replica.fault(sent))),
         )
         engine.measure()
         heartbeat = Heartbeat(

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pagewood.engine.weight_spans import FIRST_VERSION
 from pagewood.server.http.operations import Operation
 from pagewood.server.messages import wire
 from pagewood.server.protocols.common.models import Models, ModelState
@@ -41,6 +42,8 @@ class ReadyReplica(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that the router has sent there, and that have not ended; on one that computes prompts, those prompts."""
     is_draining: bool
     """Whether it gets no further requests."""
+    weight_version: str
+    """The version of its weights; while its status is `outdated`, it gets no requests with them."""
     restarts: int
     engine: dict[str, int]
 
@@ -173,6 +176,7 @@ def _ready_replicas(status: ServerStatus, dispatcher: Dispatcher) -> list[ReadyR
             detail=one.detail,
             requests=dispatcher.num_requests(number),
             is_draining=dispatcher.replicas[number].is_draining,
+            weight_version=one.weight_version or FIRST_VERSION,
             restarts=one.incarnation,
             engine=one.counters,
         )

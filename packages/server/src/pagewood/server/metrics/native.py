@@ -105,6 +105,10 @@ def _replicas(families: Families, facts: Facts) -> None:
         "replica_up", "Whether an engine serves.",
         [(labels, float(one.state is EngineState.READY)) for labels, one in labelled],
     )  # fmt: skip
+    families.gauge(
+        "replica_outdated", "Whether an engine gets no requests because its weights are not those of the others.",
+        [(labels, float(bool(one.outdated))) for labels, one in labelled],
+    )  # fmt: skip
     for state in ("running", "waiting"):
         families.gauge(
             f"replica_requests_{state}", f"Requests that are {state} on an engine.",

@@ -20,7 +20,7 @@ from pagewood.server.processes.child import STOP_GRACE_S, Settings
 from pagewood.server.processes.succession import Lose, Succession, engine_socket
 from pagewood.server.processes.supervisor import Stage, Supervisor
 from pagewood.server.processes.watchdog import Watchdog, trouble_of
-from pagewood.server.replicas.dispatcher import Dispatcher, Replica
+from pagewood.server.replicas.dispatcher import Dispatcher
 from pagewood.server.replicas.division import (
     address_of_each,
     cores_of_each,
@@ -30,6 +30,7 @@ from pagewood.server.replicas.division import (
 )
 from pagewood.server.replicas.fleet_status import FleetStatus, ServerStatus
 from pagewood.server.replicas.making import make_router
+from pagewood.server.replicas.replica import Replica
 from pagewood.server.replicas.roster import Roster
 from pagewood.server.requests.adapters import ServedAdapters
 from pagewood.server.requests.live import LiveRequests, RequestWatch
@@ -114,8 +115,8 @@ class EngineGroup:
             self.dispatcher = Dispatcher(
                 make_router(config.engine, moves=config.max_retries > 0),
                 [
-                    Replica(sender=sender, role=role_of(number, num_prefill=config.prefill_replicas))
-                    for number, sender in enumerate(self._engine_senders)
+                    Replica(sender=sender, status=status, role=role_of(number, num_prefill=config.prefill_replicas))
+                    for number, (sender, status) in enumerate(zip(self._engine_senders, self._statuses, strict=True))
                 ]
                 if roster is None
                 else roster.replicas,
@@ -155,6 +156,7 @@ class EngineGroup:
                 route=self._route if self.dispatcher is None else _reconnect(self._engine_senders[number], folder),
                 rest=lambda: (self.status.paused, self.status.sleep),
                 lose=self._lose(number),
+                why_kept=lambda: "" if self.dispatcher is None else self.dispatcher.weights.why_kept,
                 is_beside=config.restarts_beside,
             )
             for number, stage in enumerate(self._engines)

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 def pulse_of(engine: Engine, *, incarnation: int = 0, replica: int = 0) -> wire.Pulse:
     """Return the pulse of an engine at this moment; call it in the engine's thread."""
     info, counters = engine.info, engine.counters()
-    counts, found = counters.speculation, engine.measurement()
+    counts, found, weights = counters.speculation, engine.measurement(), engine.weights
     return wire.Pulse(
         incarnation=incarnation,
         replica=replica,
@@ -60,7 +60,8 @@ def pulse_of(engine: Engine, *, incarnation: int = 0, replica: int = 0) -> wire.
         ),
         frozen_s=engine.frozen_s,
         adapter_versions=engine.adapter_versions(),
-        weight_version=engine.weight_version,
+        weight_version=weights[0],
+        weights_digest=weights[1],
         asleep=tuple(sorted(engine.asleep)),
         counters={one.name: getattr(counters, one.name) for one in fields(counters) if one.name not in _NOT_COUNTS},
         free_pages_by_rank=counters.free_pages_by_rank,

@@ -37,12 +37,13 @@ class Succession:
         live: the requests, which move.
         route: makes what is sent to the engine go to the socket of that name.
         rest: whether all engines are paused, and how, and what sleeps in them.
+        why_kept: why a new process would not have the weights of the present one; empty: it would.
         lose: follows the process of that incarnation; None: it is not known yet, and the one before it ends. The
             requests go on elsewhere, or wait.
         is_beside: whether a new process loads beside the one that it replaces.
     """
 
-    __slots__ = ("_is_beside", "_live", "_lose", "_replacing", "_rest", "_route", "_stage", "_status")
+    __slots__ = ("_is_beside", "_live", "_lose", "_replacing", "_rest", "_route", "_stage", "_status", "_why_kept")
 
     def __init__(
         self,
@@ -53,9 +54,10 @@ class Succession:
         route: Callable[[str], None],
         rest: Callable[[], tuple[str, SleepState]],
         lose: Lose,
+        why_kept: Callable[[], str],
         is_beside: bool,
     ) -> None:
-        self._lose = lose
+        self._lose, self._why_kept = lose, why_kept
         self._rest = rest
         self._stage = stage
         self._status = status
@@ -97,9 +99,15 @@ class Succession:
             raise unavailable(f"The engine is not ready: {self._status.detail}.", code="not_ready")
         before = self._status.incarnation
         try:
+            if why_kept := self._why_kept():
+                raise ReplacementError(why_kept)
             await supervisor.replace(
                 self._stage, is_beside=self._is_beside, on_end=lambda: self._hold(None, is_planned=True)
             )
+            while self._status.incarnation == before or self._status.state is not EngineState.READY:
+                await asyncio.sleep(POLL_S)
+                if self._status.outdated and (why_kept := self._why_kept()):
+                    raise ReplacementError(why_kept)
         except ReplacementError as error:
             raise ApiError(
                 f"The engine process was not replaced: {error}.",
@@ -107,8 +115,6 @@ class Succession:
                 type="server_error",
                 code="engine_not_replaced",
             ) from error
-        while self._status.incarnation == before or self._status.state is not EngineState.READY:
-            await asyncio.sleep(POLL_S)
 
     def _hold(self, incarnation: int | None, *, is_planned: bool) -> None:
         error = unavailable("The engine process died; it is being restarted.", code="engine_lost")

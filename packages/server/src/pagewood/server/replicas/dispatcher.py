@@ -44,9 +44,11 @@ from pagewood.schedpolicy.routing.replicas import Role
 from pagewood.schedpolicy.routing.router import Router
 from pagewood.server.http.errors import ApiError, unavailable
 from pagewood.server.messages import wire
-from pagewood.server.messages.links import Sender
+from pagewood.server.messages.sleep_state import SleepState
+from pagewood.server.replicas.fleet_weights import FleetCommand, FleetWeights, Outcome
 from pagewood.server.replicas.placed_request import PlacedRequest, hashes_of
 from pagewood.server.replicas.prompts_apart import PromptsApart, has_computed
+from pagewood.server.replicas.replica import Replica
 
 _FIXED_PRIORITY = 1 << 62
 """Priority in the router of a request that cannot be sent again, so that no other one displaces it."""
@@ -54,6 +56,7 @@ _FIXED_PRIORITY = 1 << 62
 _ForAll = Flush | Pause | Resume | Retain | LoadAdapter | UnloadAdapter | Sleep | WakeUp
 """Commands that all replicas get."""
 
+_BUSY = "weights must be updated, and sleep, one after the other, and adapters be loaded before or afterwards"
 _log = logging.getLogger(__name__)
 
 _events: msgspec.msgpack.Decoder[list[dict[str, object]]] = msgspec.msgpack.Decoder(list[dict[str, object]])
@@ -80,29 +83,10 @@ class Moving(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Replica:
-    """One engine, as the dispatcher sees it."""
-
-    sender: Sender
-    role: Role = Role.BOTH
-    is_draining: bool = False  # written by: Dispatcher
-    """Whether it gets no further requests, also from the next process."""
-    incarnation: int | None = 0  # written by: Dispatcher
-    """The process that counts; None: none does, because one is ended on purpose."""
-    is_joined: bool = False  # written by: Dispatcher
-    """Whether it works, so that the router sends requests to it."""
-    relay: int = 0  # written by: Dispatcher
-    """The detokenizer process that passes its messages on."""
-    shows_cache: bool = False  # written by: Dispatcher
-    """Whether it was asked for all that it has cached, and has not sent it yet."""
-
-
-@dataclass(slots=True, kw_only=True)
 class _Asked:
     """A command that several replicas answer."""
 
-    is_sum: bool
-    """Whether the numbers of their answers are added; otherwise the largest counts."""
+    command: wire.Profile | _ForAll
     open: set[int] = field(default_factory=set[int])  # contents written by: Dispatcher
     """Replicas that have not answered."""
     answer: wire.Answer | None = None  # written by: Dispatcher
@@ -138,7 +122,7 @@ class Dispatcher:
     __slots__ = (
         "_arrivals", "_asked", "_by_arrival", "_clock", "_entries", "_live", "_low_first", "_max_length",
         "_max_queue_s", "_moves", "_moving", "_num_arrivals", "_num_places", "_passing", "_pause", "_prompts",
-        "_router", "replicas",
+        "_router", "_sleep", "replicas", "weights",
     )  # fmt: skip
 
     def __init__(
@@ -174,6 +158,11 @@ class Dispatcher:
         self._asked: dict[str, _Asked] = {}  # written by: Dispatcher
         self._pause: Pause | None = None  # written by: _ask_all
         """What a replica that joins gets first: all are paused."""
+        self._sleep = SleepState()  # written by: _joined_answer, _weights_answered
+        """What sleeps; a replica that joins sleeps, too."""
+        self.weights = FleetWeights(
+            replicas, send=self._send_to, changed=self._refresh, answered=self._weights_answered
+        )
 
     def attach(self, live: Moving) -> None:
         """Set the requests of the server, before the first message comes."""
@@ -188,6 +177,11 @@ class Dispatcher:
     def num_at_quota(self) -> int:
         """Those of them that wait because of the quota of their tenant."""
         return self._router.num_held
+
+    @property
+    def weight_version(self) -> str:
+        """Name of the weights of all replicas that get requests."""
+        return self.weights.version
 
     @property
     def num_cached_blocks(self) -> int:
@@ -226,10 +220,12 @@ class Dispatcher:
                 self._send_to(self.shown, message)
             case wire.Profile():
                 self._ask(message, [self.shown])
+            case LoadAdapter() | Sleep() | WakeUp() if self.weights.is_changing:
+                self._refuse(message.request_id, _BUSY, code="weights_busy")
             case Flush() | Pause() | Resume() | Retain() | LoadAdapter() | UnloadAdapter() | Sleep() | WakeUp():
                 self._ask_all(message)
             case UpdateWeights() | JoinGroup() | LeaveGroup() | CheckWeights() | NameVersion():
-                self._refuse(message.request_id, "weights cannot be updated with replicas", code="weights_fixed")
+                self._change_weights(message)
 
     def answered(self, answers: wire.Answers) -> wire.Answers:
         """Note answers of the engines, and return those that are for the requests of the server."""
@@ -244,6 +240,8 @@ class Dispatcher:
                 shown = None
                 if answer.ended:
                     self._prompt_ended(answer)
+            elif self.weights.take(answer, answers.replica):
+                shown = None
             elif answer.ended:
                 self._passing.pop(answer.request_id, None)
                 asked = self._asked.get(answer.request_id)
@@ -264,15 +262,18 @@ class Dispatcher:
         if not replica.is_joined:
             replica.is_joined, replica.relay = True, pulse.relay
             self._router.join(number, num_places=self._num_places, role=replica.role, position=None)
-            self._router.drain(number, drains=replica.is_draining)
             self._max_length = pulse.model.max_length
             self._forget_cache(number)
             if self._pause is not None:
                 self._send_to(number, self._pause)
-            self._dispatch()
+            if (sleep := self._sleep.command(f"sleep-{number}-{pulse.incarnation}")) is not None:
+                self._send_to(number, sleep)
+            self.weights.joined(number)
+            self._refresh(number)
         elif pulse.relay != replica.relay:  # reports may have died with the detokenizer
             replica.relay = pulse.relay
             self._forget_cache(number)
+            self.weights.relay_changed(number)
 
     def cache_changed(self, changes: wire.CacheChanges) -> None:
         """Follow what a replica has cached."""
@@ -323,6 +324,7 @@ class Dispatcher:
             departure = self._router.leave(number, self._clock(), has_died=False)
             unaided += [placement.request for placement in departure.unaided]
         self._prompts.lost(number)
+        self.weights.lost(number)
         for entry in unaided:
             entry.helped = None
             self._start(entry)
@@ -356,15 +358,20 @@ class Dispatcher:
             ApiError: no other replica would answer requests.
         """
         replica = self.replicas[number]
-        others = [one for one in self.replicas if one is not replica and one.is_joined and not one.is_draining]
+        others = [one for one in self.replicas if one is not replica and one.takes_requests]
         is_needed = replica.role is not Role.PREFILL and all(one.role is Role.PREFILL for one in others)
         if is_draining and is_needed:
             raise unavailable("No other replica answers requests at the moment.", code="last_replica")
         replica.is_draining = is_draining
+        self._refresh(number)
+
+    def _refresh(self, number: int) -> None:
+        """Send a replica requests, or none any more if it may have none; then those that it has move to others."""
+        replica = self.replicas[number]
         if not replica.is_joined:
             return
-        self._router.drain(number, drains=is_draining)
-        if is_draining:
+        self._router.drain(number, drains=not replica.takes_requests)
+        if not replica.takes_requests:
             placed = [one for one in self._entries.values() if one.ticket is not None and one.ticket.replica == number]
             for entry in placed:
                 if entry.ticket is not None and not entry.is_sent:
@@ -373,7 +380,7 @@ class Dispatcher:
                     entry.ticket = None
             live = self._moves_of
             moved = [one.request_id for one in placed if one.is_sent and live.may_move(one.request_id)]
-            live.move(moved, unavailable("The replica is draining.", code="draining"), is_planned=True)
+            live.move(moved, unavailable("The replica takes no requests.", code="draining"), is_planned=True)
         self._dispatch()
 
     def relay_lost(self) -> None:
@@ -384,6 +391,7 @@ class Dispatcher:
         self._passing.clear()
         self._asked.clear()
         self._prompts.clear()
+        self.weights.relay_lost()
 
     def renamed(self, request_id: str, *, new_id: str) -> None:
         """A request will come again under another id. It keeps its arrival number, and so its turn."""
@@ -533,7 +541,7 @@ class Dispatcher:
             error = unavailable("No replica works at the moment.", code="not_ready")
             self._moves_of.move([message.request_id], error, is_planned=False)
             return
-        self._asked[message.request_id] = _Asked(is_sum=isinstance(message, Flush), open=set(numbers))
+        self._asked[message.request_id] = _Asked(command=message, open=set(numbers))
         for number in numbers:
             self._send_to(number, message)
 
@@ -545,12 +553,39 @@ class Dispatcher:
             numbers = (before.num_cached_tokens, answer.num_cached_tokens)
             worse = before if before.refusal is not None else answer
             asked.answer = msgspec.structs.replace(
-                worse, num_cached_tokens=sum(numbers) if asked.is_sum else max(numbers)
+                worse, num_cached_tokens=sum(numbers) if isinstance(asked.command, Flush) else max(numbers)
             )
         if asked.open:
             return None
         del self._asked[answer.request_id]
+        if asked.answer.refusal is None and isinstance(asked.command, Sleep):
+            self._sleep = self._sleep.slept(asked.command)
+            if asked.command.drops_weights:
+                self.weights.dropped()
+        elif asked.answer.refusal is None and isinstance(asked.command, WakeUp):
+            self._sleep = self._sleep.woken(asked.command)
+            self.weights.settle()
         return asked.answer
+
+    def _change_weights(self, command: FleetCommand) -> None:
+        exclusive = LoadAdapter | Sleep | WakeUp
+        if self.weights.is_changing or any(isinstance(one.command, exclusive) for one in self._asked.values()):
+            self._refuse(command.request_id, _BUSY, code="weights_busy")
+        else:
+            self.weights.begin(command)
+
+    def _weights_answered(self, command: FleetCommand, outcome: Outcome) -> None:
+        """Answer a command for the weights."""
+        if isinstance(outcome, ApiError):
+            self._moves_of.move([command.request_id], outcome, is_planned=False)
+            return
+        if isinstance(outcome, Refusal):
+            answer = wire.Answer(command.request_id, "", FinishReason.REFUSED, True, outcome, 0, 0, 0)
+        else:
+            answer = wire.Answer(command.request_id, "", FinishReason.STOP, True, None, 0, 0, 0, computed=(outcome, 0))
+            if isinstance(command, UpdateWeights) and command.is_last:
+                self._sleep = self._sleep.updated()
+        self._moves_of.take(wire.Answers((answer,)))
 
     def _note(self, entry: PlacedRequest, ticket: Ticket, answer: wire.Answer) -> bool:
         """Note the answer to a request on a replica; return whether a place is free now."""

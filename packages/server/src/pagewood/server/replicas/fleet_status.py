@@ -42,6 +42,11 @@ class RouterQueue(Protocol):
         """Return their numbers by priority, as clients give it."""
         ...
 
+    @property
+    def weight_version(self) -> str:
+        """Name of the weights of all replicas that get requests."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class FleetStatus:
@@ -106,8 +111,13 @@ class FleetStatus:
 
     @property
     def weight_version(self) -> str:
-        """Name of the weights of the first engine; they are updated without replicas only."""
-        return self.replicas[0].weight_version
+        """Name of the weights of all engines that get requests."""
+        return self.router.weight_version
+
+    @property
+    def weights_digest(self) -> str | None:
+        """What tells KV of these weights apart; while engines differ, that of one."""
+        return next((one.weights_digest for one in self.replicas if one.state is EngineState.READY), None)
 
     @property
     def asleep(self) -> tuple[SleepTag, ...]:
@@ -165,7 +175,7 @@ class FleetStatus:
         if self._waits_for_engines:
             return EngineState.READY
         states = {one.state for one in self.replicas[self.num_prefill :]}
-        order = (EngineState.READY, EngineState.STALLED, EngineState.STARTING, EngineState.DOWN)
+        order = (EngineState.READY, EngineState.OUTDATED, EngineState.STALLED, EngineState.STARTING, EngineState.DOWN)
         return next(state for state in order if state in states)
 
     @property

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from pagewood.server.http.errors import unavailable
 from pagewood.server.messages.links import Sender
-from pagewood.server.replicas.dispatcher import Dispatcher, Replica
+from pagewood.server.replicas.dispatcher import Dispatcher
 from pagewood.server.replicas.fleet_status import FleetStatus
+from pagewood.server.replicas.replica import Replica
 from pagewood.server.requests.status import EngineStatus
 
 
@@ -76,7 +77,7 @@ class Roster:
     def move_away(self, seat: Seat) -> None:
         """Move the requests of an engine to others, and send it no more, if any other one works."""
         others = (one for number, one in enumerate(self.replicas) if number != seat.number)
-        if any(one.is_joined and not one.is_draining for one in others) and not self.replicas[seat.number].is_draining:
+        if any(one.takes_requests for one in others) and not self.replicas[seat.number].is_draining:
             self._dispatcher.drain(seat.number, is_draining=True)
 
     def num_requests(self, seat: Seat) -> int:
@@ -96,5 +97,5 @@ class Roster:
     def _add(self) -> None:
         line = _Line()
         self._lines.append(line)
-        self.replicas.append(Replica(sender=line))
         self.statuses.append(EngineStatus())
+        self.replicas.append(Replica(sender=line, status=self.statuses[-1]))

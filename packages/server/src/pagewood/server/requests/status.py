@@ -26,6 +26,7 @@ class EngineState(Enum):
 
     STARTING = "starting"
     READY = "ready"
+    OUTDATED = "outdated"
     STALLED = "stalled"
     DOWN = "down"
 
@@ -59,6 +60,11 @@ class EngineStatus:
     """Versions of the loaded adapters, by name."""  # written by: take
     weight_version: str = ""  # written by: take
     """Name of the weights at the last pulse; empty: those that the engine began with."""
+    weights_digest: str | None = None
+    """What tells KV of these weights apart at the last pulse; None: it is of those that the engine began with."""
+    # written by: take
+    outdated: str = ""  # written by: FleetWeights, lost
+    """Why it gets no requests, although it works: its weights are not those of other replicas. Empty: they are."""
     asleep: tuple[SleepTag, ...] = ()  # written by: take
     """What slept at the last pulse."""
     loading: wire.Loading | None = None  # written by: take, lost
@@ -97,7 +103,8 @@ class EngineStatus:
                 self.speculation = message.speculation
                 self.measurement = message.measurement
                 self.adapter_versions = message.adapter_versions
-                self.weight_version, self.asleep = message.weight_version, message.asleep
+                self.weight_version, self.weights_digest = message.weight_version, message.weights_digest
+                self.asleep = message.asleep
                 self.pulse_s = self.clock()
                 self.first_pulse_s = self.first_pulse_s or self.pulse_s
                 self.step_s = message.step_s
@@ -107,6 +114,7 @@ class EngineStatus:
     def lost(self, *, next_incarnation: int) -> None:
         """Note that the engine process died, and expect the next one."""
         self.incarnation = next_incarnation
+        self.outdated = ""
         self.counters = {}
         self.free_pages_by_rank = ()
         self.speculation = None
@@ -159,7 +167,9 @@ class EngineStatus:
         is_stalled = (
             silent_s > self.silent_limit_s or self.step_s > self.step_limit_s or self.frozen_s > self.frozen_limit_s
         )
-        return EngineState.STALLED if is_stalled else EngineState.READY
+        if is_stalled:
+            return EngineState.STALLED
+        return EngineState.OUTDATED if self.outdated else EngineState.READY
 
     @property
     def detail(self) -> str:
@@ -173,6 +183,8 @@ class EngineStatus:
                 return "the engine process is starting"
             case EngineState.READY:
                 return "serving"
+            case EngineState.OUTDATED:
+                return self.outdated
             case EngineState.STALLED if self.step_s > self.step_limit_s:
                 return f"the engine has computed one step for {self.step_s:.0f} s"
             case EngineState.STALLED if self.frozen_s > self.frozen_limit_s:

@@ -8,6 +8,13 @@ from pathlib import Path
 
 from pagewood.engine.weight_spans import FIRST_VERSION
 from pagewood.server.http.errors import ApiError
+from pagewood.server.messages import wire
+
+
+def num_ranks(model: wire.Model | None) -> int:
+    """Return the processes of an engine that join the group of a trainer."""
+    config = {} if model is None else model.config
+    return config.get("tensor_parallel_size", 1) * config.get("pipeline_parallel_size", 1)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -253,11 +253,12 @@ class TokenizerStage:
         """Return the hashes of the whole pages of a request, by which the router knows where they are cached."""
         if self._block_size is None or not isinstance(command, Submit):
             return None
-        version = message.adapter_version if isinstance(message, wire.Generate) else None
+        is_known = isinstance(message, wire.Generate)
+        version, digest = (message.adapter_version, message.weights_digest) if is_known else (None, None)
         if command.adapter is not None and version is None:
             return b""
         adapter = command.adapter if version else None  # without a version, its prefixes begin as those of the model
-        key = CacheKey.of(command.namespace, adapter=adapter, adapter_version=version or None)
+        key = CacheKey.of(command.namespace, adapter=adapter, adapter_version=version or None, weights_version=digest)
         prompt, output = (np.frombuffer(ids, dtype="<i4") for ids in (command.tokens, command.output))
         if command.images and self._pictures is not None:
             try:

@@ -148,12 +148,12 @@ class Service:
         return replace(model, adapter=adapter, adapter_version=self.status.adapter_versions.get(adapter))
 
     def check_ready(self) -> None:
-        """Check that the engine works now, as commands need it, which are not repeated.
+        """Check that an engine works now, as commands need it, which are not repeated.
 
         Raises:
             ApiError: it does not.
         """
-        if self.status.state is not EngineState.READY:
+        if self.status.state not in (EngineState.READY, EngineState.OUTDATED):
             raise self._not_ready()
 
     def _not_ready(self) -> ApiError:
@@ -215,6 +215,7 @@ class Service:
                     reports_prompt=generation.reports_prompt,
                     fills_window=generation.fills_window,
                     adapter_version=model.adapter_version,
+                    weights_digest=self.status.weights_digest,
                 )
                 for prompt in generation.prompts
             ],

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
+from binascii import Error as Base64Error
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from pagewood.engine.weight_commands import MAX_VERSION, SLEEP_TAGS, OldKV, Received, SleepTag
+from pagewood.engine.weight_commands import MAX_VERSION, SLEEP_TAGS, UNIQUE_ID_BYTES, OldKV, Received, SleepTag
 from pagewood.server.http.errors import ApiError, ErrorFields
 from pagewood.server.http.validation import parse
 
@@ -96,10 +98,12 @@ class GroupUpdate(Update):
 
 
 class TransferInfo(_Strict):
-    """How a trainer sends tensors, in vLLM's words."""
+    """How a trainer sends tensors, in vLLM's words: where its store is, or the id of its communicator."""
 
-    master_address: Annotated[str, Field(min_length=1, max_length=253)]
-    master_port: Annotated[int, Field(ge=1, le=65535)]
+    master_address: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    master_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    nccl_unique_id_b64: Annotated[str, Field(max_length=256)] | None = None
+    """The bytes of an `ncclUniqueId` in base64, in the place of a store."""
     rank_offset: Annotated[int, Field(ge=1)]
     world_size: Annotated[int, Field(ge=2)]
     backend: Literal["gloo", "nccl"] = "nccl"
@@ -110,6 +114,28 @@ class TransferInfo(_Strict):
     """As soon as there are more, they are sent."""
     packed_num_buffers: int = 2
     """Of the trainer; it changes nothing here."""
+
+    def unique_id(self) -> bytes:
+        """Return the id of the communicator; empty: the store has it.
+
+        Raises:
+            ApiError: there is neither an id nor a store, or there are both, or the id is wrong.
+        """
+        place = (self.master_address is not None) + (self.master_port is not None)
+        if self.nccl_unique_id_b64 is None and place == 2:
+            return b""
+        try:
+            found = b64decode(self.nccl_unique_id_b64 or "", validate=True)
+        except (Base64Error, ValueError):
+            found = b""
+        if place or self.backend != "nccl" or len(found) != UNIQUE_ID_BYTES:
+            raise ApiError(
+                "'init_info' must have either 'master_address' and 'master_port', or for nccl 'nccl_unique_id_b64', "
+                f"the base64 of {UNIQUE_ID_BYTES} bytes.",
+                param="init_info",
+                code="invalid_value",
+            )
+        return found
 
 
 class Transfer(_Strict):
@@ -133,7 +159,25 @@ class UpdateInfo(_Strict):
 class PartUpdate(_Strict):
     """The body of `/update_weights`."""
 
-    update_info: UpdateInfo
+    update_info: UpdateInfo | Annotated[list[UpdateInfo], Field(min_length=1, max_length=4096)]
+    """A list has one for each process that gets tensors; all of them get all tensors."""
+
+    def info(self) -> UpdateInfo:
+        """Return what all processes get.
+
+        Raises:
+            ApiError: they do not get the same.
+        """
+        if isinstance(self.update_info, UpdateInfo):
+            return self.update_info
+        first, *others = self.update_info
+        if any(one != first for one in others):
+            raise ApiError(
+                "'update_info' must be the same for all processes, because each gets all tensors.",
+                param="update_info",
+                code="invalid_value",
+            )
+        return first
 
 
 class FinishUpdate(_Strict):

@@ -23,6 +23,7 @@ from pagewood.engine.weight_commands import (
     UpdateWeights,
     WeightCommand,
 )
+from pagewood.engine.weight_spans import FIRST_VERSION
 from pagewood.server.http.errors import ApiError, ErrorEnvelope
 from pagewood.server.http.operations import Operation
 from pagewood.server.http.validation import parser
@@ -31,6 +32,7 @@ from pagewood.server.protocols.common.respond import json_response
 from pagewood.server.protocols.common.service import Service
 from pagewood.server.protocols.weights import bodies
 from pagewood.server.requests.live import new_request_id
+from pagewood.server.requests.weights import num_ranks
 
 TAG = "Weights"
 _TRANSFER = "weight_transfer"
@@ -118,6 +120,7 @@ class WeightEndpoints:
                 body=bodies.StartUpdate,
                 example={},
             ),
+            operation(name="StartDraftWeightUpdate", path="/start_draft_weight_update", endpoint=self.start_draft),
             operation(
                 name="UpdateWeights",
                 path="/update_weights",
@@ -298,11 +301,17 @@ class WeightEndpoints:
         self._check(service)
         return self._done(service)
 
+    async def start_draft(self, request: Request) -> Response:
+        """Refuse to update the weights of a draft model, which vLLM can."""
+        message = "The weights of a draft model cannot be updated: it keeps those that it began with."
+        return self._done(self.models.chosen(request), ApiError(message, code="weights_fixed"))
+
     async def part(self, request: Request) -> Response:
         """Take tensors from the trainer; nothing is computed with them before `/finish_weight_update`."""
         service = self.models.chosen(request)
         said = await self.models.reader.read(request, parser(bodies.PartUpdate))
-        received = bodies.received(said.update_info.names, said.update_info.dtype_names, said.update_info.shapes)
+        info = said.info()
+        received = bodies.received(info.names, info.dtype_names, info.shapes)
         return await self._told(
             service, UpdateWeights(request_id=new_request_id("req"), group=_TRANSFER, received=received, is_last=False)
         )
@@ -376,12 +385,10 @@ class WeightEndpoints:
         return json_response(bodies.ResetDone(success=True))
 
     async def world_size(self, request: Request) -> Response:
-        """Return how many processes of the engine join the group of a trainer."""
+        """Return how many processes of all engines join the group of a trainer."""
         service = self.models.chosen(request)
-        config = service.model(service.model_name).config
-        return json_response(
-            bodies.WorldSize(world_size=config.get("tensor_parallel_size", 1) * config.get("pipeline_parallel_size", 1))
-        )
+        num_engines = 1 if service.dispatcher is None else len(service.dispatcher.replicas)
+        return json_response(bodies.WorldSize(world_size=num_engines * num_ranks(service.model(service.model_name))))
 
     async def is_paused(self, request: Request) -> Response:
         """Return whether the engine is paused."""
@@ -470,17 +477,19 @@ class WeightEndpoints:
                 code="invalid_value",
             )
         transfer = said if isinstance(said, bodies.TransferInfo) else None
+        unique_id = b"" if transfer is None else transfer.unique_id()
         return await self._told(
             service,
             JoinGroup(
                 request_id=new_request_id("req"),
                 name=name,
-                address=said.master_address,
-                port=said.master_port,
+                address=said.master_address or "",
+                port=said.master_port or 0,
                 first_rank=said.rank_offset,
                 world_size=said.world_size,
                 backend=said.backend,
                 is_transfer=transfer is not None,
+                unique_id=unique_id,
                 packed_bytes=transfer.packed_buffer_size_bytes if transfer is not None and transfer.packed else 0,
             ),
         )
@@ -510,12 +519,17 @@ class WeightEndpoints:
             await service.resume()
 
     def _check(self, service: Service) -> None:
-        """Check that there is one engine, and that it works."""
+        """Check that there are weights to be updated, and that an engine works."""
         service.check_ready()
-        if service.dispatcher is not None:
-            raise ApiError("Weights cannot be updated with --replicas above 1.", code="weights_fixed")
+        if service.dispatcher is not None and service.replace_engine is None:
+            message = (
+                "Weights cannot be updated where Ray starts the engines: one that it adds would have other weights."
+            )
+            raise ApiError(message, code="weights_fixed")
 
     def _now(self, service: Service) -> str:
+        if service.dispatcher is not None:
+            return service.dispatcher.weight_version or FIRST_VERSION
         return service.weights.now(service.status.incarnation)
 
     def _done(
