@@ -45,6 +45,7 @@ pytestmark = pytest.mark.usefixtures("small_buffers")
 SMALL: dict[str, Any] = {
     "device": "cuda", "dtype": "float32", "max_running": 6, "max_adapter_rank": 8, "max_adapter_expert_rank": 8,
 }  # fmt: skip
+BY_REQUEST = {"tensor_parallel_size": 2, "enable_dp_attention": True}
 HEADS = {"head_dim": 64}
 """FlashInfer takes no smaller ones."""
 FAMILIES = (
@@ -52,7 +53,7 @@ FAMILIES = (
     "granite-moe-shared", "glm4-moe", "ernie4.5-moe", "minimax-m2",
 )  # fmt: skip
 """Those with experts; the first one has biases, and rows of both projections that take turns."""
-RECURRENT = ("qwen3-next", "granite4-moe", "lfm2-moe", "nemotron-h-moe", "olmo-hybrid")
+RECURRENT = ("qwen3-next", "granite4-moe", "lfm2-moe", "nemotron-h-moe", "olmo-hybrid", "falcon-h1")
 """Those with recurrent layers, most of them with experts too."""
 References = Mapping[str | None, Any]
 
@@ -169,6 +170,8 @@ DIVISIONS: dict[str, dict[str, Any]] = {
     "experts": {"tensor_parallel_size": 2, "expert_parallel": True},
     "parts of experts": {"tensor_parallel_size": 2},
     "stages": {"pipeline_parallel_size": 2},
+    "experts, attention by request": {**BY_REQUEST, "expert_parallel": True},
+    "parts of experts, attention by request": BY_REQUEST,
 }
 
 
@@ -224,14 +227,6 @@ def test_experts_named_one_by_one(tmp_path: Path) -> None:
     more = {"target_modules": ["gate_proj", "up_proj", "down_proj"], "r": 4, "use_dora": True}
     (tmp_path / "a" / "adapter_config.json").write_text(json.dumps({**config, **more}))
     assert tokens(bench(tmp_path)) == tokens(Bench(tmp_path, adapters="abc", max_adapter_rank=8))
-
-
-def test_a_recurrence_beside_attention_is_refused(tmp_path: Path) -> None:
-    build(CASES["falcon-h1"], tmp_path)
-    with pytest.raises(
-        ValueError, match=r"max_adapters must be 0 for models with a recurrence beside .*FalconH1.*got 2"
-    ):
-        bench(tmp_path, adapters="")
 
 
 def test_what_slots_have_no_room_for_is_refused(mixture: tuple[Path, References]) -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import distributed
 
 from adapter_bench import PROMPTS, Bench, Expected, check_scores, check_tokens, config_of, greedy_tokens, write_models
 from adapter_folders import linear_names, write_adapter
@@ -28,8 +30,10 @@ from node_threads import following, over_nodes
 from pagewood.engine.api import LoadAdapter
 from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.runner.cuda.adapters import CUDAAdapters
+from pagewood.engine.runner.cuda.division import RequestDivision
 from seeded_faults import Edit, seed_fault, slow_ones
 from stand_ins import flashinfer_torch
+from stand_ins.nccl_gloo import NCCLGroup
 from stand_ins.recording_device import RecordingDevice
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
@@ -42,6 +46,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "one slot": {"max_adapters": 1},
 }  # fmt: skip
 SMALL: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_running": 6, "max_adapter_rank": 8}
+BY_REQUEST = {"tensor_parallel_size": 2, "enable_dp_attention": True}
 HEADS = {"head_dim": 64}
 """FlashInfer takes no smaller ones."""
 
@@ -120,14 +125,23 @@ def test_faults_are_found(
         check_tokens(own, expected)
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "num_stages", "num_nodes"),
-    [(2, 1, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((1, 2, 1), (2, 2, 1), (2, 1, 2)))],
-)
+DIVISIONS: dict[str, dict[str, Any]] = {
+    "two ranks": {"tensor_parallel_size": 2},
+    "two stages": {"pipeline_parallel_size": 2},
+    "two stages of two ranks": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    "two hosts": {"tensor_parallel_size": 2, "num_nodes": 2},
+    **{f"by request, {kind}": {**BY_REQUEST, **fields} for kind, fields in OPTIONS.items()},
+    "by request on two hosts": {**BY_REQUEST, "num_nodes": 2},
+    "by request, a small pool": {
+        **BY_REQUEST, "page_size": 4, "max_total_tokens": 160, "max_length": 64, "chunked_prefill_size": 16,
+        "schedule_conservativeness": 0.05,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", slow_ones(DIVISIONS, *(DIVISIONS.keys() - {"by request, graphs"})))
 def test_ranks_on_devices(
-    num_ranks: int,
-    num_stages: int,
-    num_nodes: int,
+    kind: str,
     models: tuple[Path, Mapping[str | None, Any]],
     expected: Expected,
     monkeypatch: pytest.MonkeyPatch,
@@ -135,16 +149,54 @@ def test_ranks_on_devices(
     """Each has its part, also of an adapter that is loaded later."""
     use_stand_ins(monkeypatch)
     ranks_are_threads(monkeypatch)
-    folder = models[0]
-    options = {"tensor_parallel_size": num_ranks, "pipeline_parallel_size": num_stages, "num_threads": 4}
-    config = config_of(folder, adapters="bc", **SMALL, **options)
+    if "graphs" in kind:
+        monkeypatch.setattr(distributed, "ProcessGroupNCCL", NCCLGroup, raising=False)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    folder, device = models[0], RecordingDevice()
+    options = {**SMALL, "num_threads": 4, **DIVISIONS[kind]}
+    num_nodes = options.pop("num_nodes", 1)
+    config = config_of(folder, adapters="bc", **options)
     config = config if num_nodes == 1 else over_nodes(num_nodes, config)
     with following(config) if num_nodes > 1 else nullcontext():
-        own = bench(folder, RecordingDevice(), config=config)
+        own = bench(folder, device, config=config)
         own.inbox.put(LoadAdapter(request_id="load", name="a", folder=str(folder / "a")))
         own.run("load")
         check_tokens(own, expected)
+        assert ("pool" in kind) <= (own.engine.counters().num_preempted > 0)
+        assert (kind == "by request, graphs") <= (device.num_replayed > 0)
         own.engine.close()
+
+
+FAULTS_BY_REQUEST: dict[str, Edit] = {
+    "a rank takes rows of another for its own": (
+        CUDAAdapters, "begin", "division.own(every)", "every[: division.num_own]",
+    ),
+    "rows of all ranks lie in another order": (
+        CUDAAdapters, "_slots", "return self._every", "return self._every.flip(0)",
+    ),
+    "wanted rows of all ranks have one slot": (CUDAAdapters, "_slots", ".gather_numbers(", ".gather_numbers(0 * "),
+    "logits have the slots of other rows": (CUDAAdapters, "pick", "(0, gathered)", "(0, gathered.flip(0))"),
+    "a rank knows the adapters of its requests only": (
+        RequestDivision, "arrays", "adapter_slots=whole.adapter_slots,", "adapter_slots=whole.adapter_slots * 0 - 1,",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", slow_ones(["none", *FAULTS_BY_REQUEST], "none", *FAULTS_BY_REQUEST))
+def test_faults_by_request_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at both ends of the model."""
+    use_stand_ins(monkeypatch)
+    ranks_are_threads(monkeypatch)
+    references: dict[str | None, Any] = {None: build(Case(kind="Llama", extra=HEADS), tmp_path)}
+    for seed, name in enumerate("ab"):
+        fields = {"r": 4, "target_modules": ["embed_tokens", "lm_head", *linear_names(references[None])]}
+        references[name] = write_adapter(copy.deepcopy(references[None]), tmp_path / name, seed=seed, **fields)
+    if fault != "none":
+        seed_fault([FAULTS_BY_REQUEST[fault]], monkeypatch)
+    own = bench(tmp_path, RecordingDevice(), adapters="ab", num_threads=4, **BY_REQUEST)
+    with nullcontext() if fault == "none" else pytest.raises(AssertionError):
+        check_scores(own, references)
+    own.engine.close()
 
 
 INTERPRETED = """

@@ -195,10 +195,6 @@ def test_vectors_and_log_probabilities_depend_on_the_adapter(folder: Path) -> No
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        (
-            {"device": "cuda", "tensor_parallel_size": 2, "enable_dp_attention": True},
-            "max_adapters must be 0 with enable_dp_attention True on CUDA",
-        ),
         ({"model_impl": "transformers"}, "max_adapters must be 0 with model_impl transformers"),
         ({"decision_log": "x"}, "max_adapters must be 0 with decision_log"),
         ({"max_adapters": 0, "adapters": (("a", "x"),)}, "max_adapters must be >= 1 with adapters"),

@@ -124,7 +124,7 @@ def scores_of(reference: Any) -> list[float]:
     return logits.log_softmax(-1)[torch.arange(len(TOKENS) - 1), TOKENS[1:]].tolist()
 
 
-def check_scores(bench: Bench, references: Mapping[str | None, Any], *, turn: int = 0, tolerance: float = 2e-4) -> None:
+def check_scores(bench: Bench, references: Mapping[str | None, Any], *, turn: int = 0, tolerance: float = 1e-4) -> None:
     """Compare the log probabilities of a prompt, computed with all adapters beside each other and without."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
     for name in references:

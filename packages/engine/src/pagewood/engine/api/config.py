@@ -582,13 +582,8 @@ class EngineConfig:
             )
         if not self.max_adapters:
             return
-        refused: list[tuple[str, bool]] = [("model_impl", self.model_impl == "transformers")]
-        if self.device == "cuda":
-            refused.append(("enable_dp_attention", self.enable_dp_attention))
-        for name, is_refused in refused:
-            if is_refused:
-                where = f"{name} {getattr(self, name)}{' on CUDA' * (name != 'model_impl')}"
-                raise ValueError(f"max_adapters must be 0 with {where}, got {self.max_adapters}")
+        if self.model_impl == "transformers":
+            raise ValueError(f"max_adapters must be 0 with model_impl transformers, got {self.max_adapters}")
         if self.decision_log is not None:
             raise ValueError(f"max_adapters must be 0 with decision_log, got {self.max_adapters}")
 

@@ -51,7 +51,6 @@ from pagewood.engine.models.parts.experts import ExpertsConfig
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.feed_forward import FeedForwardConfig
 from pagewood.engine.models.parts.latent_attention import LatentAttentionConfig
-from pagewood.engine.models.parts.mixers_beside import MixersBesideConfig
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.runner.cuda.adapters import CUDAAdapters
 from pagewood.engine.runner.cuda.device import CUDADevice, Device
@@ -379,11 +378,6 @@ def _check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
                 f"{name} must be {off} for models with recurrent layers such as {model.architecture} on {where}, "
                 f"got {value}"
             )
-    if config.max_adapters and any(isinstance(layer.mixer, MixersBesideConfig) for layer in model.layers):
-        raise ValueError(
-            f"max_adapters must be 0 for models with a recurrence beside attention such as {model.architecture} on "
-            f"CUDA, got {config.max_adapters}"
-        )
 
 
 def _check_heads(config: EngineConfig, head_dim: int) -> None:

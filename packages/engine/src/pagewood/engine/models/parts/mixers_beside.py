@@ -79,11 +79,11 @@ class MixersBeside(Generic[A]):
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
         """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of both memories."""
         config = self._config
-        mixed = self._recurrent(self._times(x, config.recurrent_input), step, layer, wanted)
-        attended = self._attention(self._times(x, config.attention_input), step, layer, wanted)
+        mixed = self._recurrent(self._times(x, config.recurrent_input), step, layer)
+        attended = self._attention(self._times(x, config.attention_input), step, layer)
         mixed = self._ops.scale(mixed, config.recurrent_output)
         self._ops.add(self._ops.scale(attended, config.attention_output), mixed)
-        return mixed
+        return mixed if wanted is None else self._ops.take(mixed, wanted)  # at the end, because both read all tokens
 
     def _times(self, x: A, factor: float) -> A:
         """Return `x` times `factor`, in new memory unless it is `x` itself."""

@@ -28,6 +28,7 @@ from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.models.ops import ExpertMatrices, Linear, Projection
 from pagewood.engine.models.stored.expert_codes import EXPERTS
 from pagewood.engine.runner.cuda.device import Device
+from pagewood.engine.runner.cuda.division import DividedRows
 from pagewood.engine.runner.cuda.low_rank import GroupedRows, LowRankKernels, Site, adapt
 
 _RANKS = 16
@@ -61,9 +62,9 @@ class CUDAAdapters:
     """
 
     __slots__ = (
-        "_arranged", "_base", "_device", "_dtype", "_kernels", "_known", "_max_expert_rank", "_max_rank", "_narrowed",
-        "_num_slots", "_of_experts", "_resident", "_row_slots", "_row_starts", "_slots_of_rows", "expert_slots",
-        "is_used", "sites",
+        "_arranged", "_base", "_device", "_division", "_dtype", "_every", "_kernels", "_known", "_max_expert_rank",
+        "_max_rank", "_num_slots", "_of_experts", "_own", "_resident", "_row_slots", "_row_starts", "_slots_of_rows",
+        "_wanted", "expert_slots", "is_used", "sites",
     )  # fmt: skip
 
     def __init__(
@@ -96,12 +97,18 @@ class CUDAAdapters:
         self._known: WeakValueDictionary[int, PackedAdapter] = WeakValueDictionary()
         """By number; each lives as long as the engine refers to it."""  # contents written by: keep
         self._resident: list[PackedAdapter | None] = [None] * num_slots  # contents written by: admit
-        self._base = self._row_slots  # written by: begin
-        self._narrowed = self._row_slots  # written by: begin, narrow
+        self._division: DividedRows | None = None
+        """How the tokens of the pass are divided among ranks; None: this one has all."""  # written by: begin
+        self._wanted: Tensor | None = None
+        """The tokens that the rows of the pass are; None: all."""  # written by: begin, narrow
+        self._base = self._own = self._row_slots  # written by: begin; _own: _go_on
+        """The slots of this rank's tokens, and of its rows of the pass."""
+        self._every: Tensor | None = None
+        """Those of the rows of all ranks; None: they are not known yet."""  # written by: _go_on, _slots
         self._arranged: dict[int, GroupedRows] = {}
-        """The slots of the pass, by number of rows."""  # written by: begin, narrow; contents written by: rows
+        """The slots of the pass, by number of rows."""  # written by: _go_on; contents written by: rows
         self._of_experts: dict[int, Tensor] = {}
-        """The same ones that change experts."""  # written by: begin, narrow; contents written by: pairs
+        """The same ones that change experts."""  # written by: _go_on; contents written by: pairs
         self.is_used = True
         """Whether a row of the pass may have an adapter; in graphs any may."""  # written by: adapters, runner
 
@@ -197,22 +204,46 @@ class CUDAAdapters:
         self._row_slots.index_copy_(0, rows, torch.where(slots < 0, self._num_slots, slots))
         self._row_starts.index_copy_(0, rows, starts)
 
-    def begin(self, rows: Tensor, positions: Tensor) -> None:
-        """Begin a pass over tokens of some rows `[T]` at `positions` `[T]`."""
+    def begin(self, sources: Tensor, tokens_per_row: int, division: DividedRows | None) -> None:
+        """Begin a pass over tokens, given their places in the token table, of all ranks if they are divided."""
         if self.is_used:
-            is_active = positions >= self._row_starts.index_select(0, rows)
-            self._base = torch.where(is_active, self._row_slots.index_select(0, rows), self._num_slots)
-            self._narrowed, self._arranged, self._of_experts = self._base, {}, {}
+            rows = torch.div(sources, tokens_per_row, rounding_mode="floor")
+            is_active = sources - rows * tokens_per_row >= self._row_starts.index_select(0, rows)
+            every = torch.where(is_active, self._row_slots.index_select(0, rows), self._num_slots)
+            self._division, self._wanted = division, None
+            self._base = every if division is None else division.own(every)
+            self._go_on(self._base, every)
 
     def narrow(self, wanted: Tensor) -> None:
-        """Note that from now on, the rows of the pass are the tokens `wanted` `[W]`."""
+        """Note that from now on, the rows of the pass are the tokens `wanted` `[W]`, of this rank."""
+        if self.is_used and wanted is not self._wanted:
+            self._wanted = wanted
+            keeps_all = self._division is not None and self._division.kept is self._division
+            self._go_on(self._base.index_select(0, wanted), self._every if keeps_all else None)
+
+    def pick(self, gathered: Tensor) -> None:
+        """Note that from now on, the rows of the pass are those `gathered` `[N]` of the wanted ones of all ranks."""
         if self.is_used:
-            self._narrowed, self._arranged, self._of_experts = self._base.index_select(0, wanted), {}, {}
+            assert self._every is not None
+            self._go_on(self._every.index_select(0, gathered), None)
+
+    def _go_on(self, own: Tensor, every: Tensor | None) -> None:
+        self._own, self._every, self._arranged, self._of_experts = own, every, {}, {}
+
+    def _slots(self, count: int) -> Tensor:
+        """Return the slots of the first rows of this rank, or where these are fewer, of the rows of all ranks."""
+        if count <= len(self._own):
+            return self._own[:count]
+        if self._every is None:
+            assert self._division is not None
+            none = self._num_slots  # what pads rows becomes 0
+            self._every = self._division.kept.gather_numbers(self._own - none) + none
+        return self._every
 
     def rows(self, count: int) -> GroupedRows:
         """Return the first rows of the pass by slot."""
         if count not in self._arranged:
-            self._arranged[count] = self._kernels.arrange(self._narrowed[:count], self._num_slots)
+            self._arranged[count] = self._kernels.arrange(self._slots(count), self._num_slots)
         return self._arranged[count]
 
     def pairs(self, chosen: Tensor, num_experts: int, *, is_part: bool) -> GroupedRows:
@@ -222,7 +253,7 @@ class CUDAAdapters:
         """
         count, num_groups = len(chosen), self._num_slots * num_experts
         if count not in self._of_experts:
-            self._of_experts[count] = self.expert_slots.index_select(0, self._narrowed[:count])[:, None]
+            self._of_experts[count] = self.expert_slots.index_select(0, self._slots(count))[:, None]
         slots = self._of_experts[count]
         slots = slots.masked_fill(chosen == num_experts, self._num_slots) if is_part else slots
         groups = torch.add(chosen, slots, alpha=num_experts).clamp_(max=num_groups)

@@ -150,8 +150,8 @@ class RequestDivision:
         nothing = np.empty(0, np.int32)
         return replace(
             batch, rows=batch.rows[own], starts=batch.starts[own], counts=batch.counts[own], admitted=nothing,
-            is_long=nothing, scored=batch.scored[:0], pooled=batch.pooled[:0], routed=batch.routed[:0],
-            stated=batch.stated[:0], constrained=nothing, sampled=nothing, num_promised=nothing,
+            is_long=nothing, adapters=batch.adapters[:0], scored=batch.scored[:0], pooled=batch.pooled[:0],
+            routed=batch.routed[:0], stated=batch.stated[:0], constrained=nothing, sampled=nothing, num_promised=nothing,
             sampling=batch.sampling.take(nothing),
         )  # fmt: skip
 
@@ -197,7 +197,8 @@ class RequestDivision:
         is_idle = not len(grants)
         own = replace(
             batch, page_rows=nothing, page_columns=nothing, page_ids=nothing, token_rows=nothing,
-            token_positions=nothing, token_ids=nothing, admitted=nothing, is_long=nothing, constrained=nothing,
+            token_positions=nothing, token_ids=nothing, admitted=nothing, is_long=nothing,
+            adapters=batch.adapters[:0], constrained=nothing,
             rows=np.array([tables.max_rows], np.int32) if is_idle else batch.rows[grants],
             starts=np.zeros(1, np.int32) if is_idle else batch.starts[grants],
             counts=np.ones(1, np.int32) if is_idle else batch.counts[grants],
@@ -245,6 +246,9 @@ class RequestDivision:
             arrays,
             shifted_rows=whole.shifted_rows,
             shifts=whole.shifts,
+            adapted_rows=whole.adapted_rows,
+            adapter_slots=whole.adapter_slots,
+            adapter_starts=whole.adapter_starts,
             sources=sources,
             wanted=own_wanted if len(own_wanted) else np.zeros(1, np.int32),
             gathered=gathered,
@@ -260,6 +264,10 @@ class RequestDivision:
         """Return the division of tokens, and of wanted ones."""
         wanted = DividedRows(exchange=self.exchange, rank=self.rank, num_own=num_kept, num_padded=most_kept)
         return DividedRows(exchange=self.exchange, rank=self.rank, num_own=num_own, num_padded=most, wanted=wanted)
+
+    def of_graph(self, size: int) -> DividedRows:
+        """Return the division of a graph's tokens, `size` of each rank, all of which are wanted."""
+        return DividedRows(exchange=self.exchange, rank=self.rank, num_own=size, num_padded=size)
 
     def _placed(self, owners: Int32, size: int | None) -> tuple[Int32, int]:
         """Return the place of each row among the padded rows of all ranks, and how many each rank is padded to."""

@@ -767,9 +767,11 @@ class CUDARunner:
             planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
             wanted, rows = (_wanted(step), None) if part is None else (part.wanted(own), part.rows)
             recurrence = None if self.recurrent is None else self.recurrent.of_verify(host, step, where)
+            gathered = on_device.get("gathered")  # None without a division
             with self._inner.keeping(batch, sources) as chosen:
-                states = self._last_states(sources, own_where.positions, planned, wanted, rows, recurrence=recurrence)
-            states = states if part is None else states.index_select(0, on_device["gathered"])
+                states = self._last_states(
+                    sources, own_where.positions, planned, wanted, rows, gathered, recurrence=recurrence
+                )
             if not self._is_last:
                 return self._drawn_elsewhere(batch, self._witnessed(rows_of, where.sources)), told
             logits, sums = self._logits(states, batch, step)
@@ -1067,13 +1069,11 @@ class CUDARunner:
             planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
         else:
             planned = self._attention.plan_verify(_host_arrays(host, is_decode=False), places, masks, slot.plans)
-        if division is None:
-            recurrence = None if self.recurrent is None else self.recurrent.of_step(host, step)
-            return self._last_states(
-                step.sources, step.positions, planned, _wanted(step), recurrence=recurrence, images=images
-            )
-        states = self._last_states(step.sources, step.positions, planned, step.wanted, division)
-        return states.index_select(0, step.gathered)
+        recurrence = None if self.recurrent is None else self.recurrent.of_step(host, step)
+        wanted, gathered = (_wanted(step), None) if division is None else (step.wanted, step.gathered)
+        return self._last_states(
+            step.sources, step.positions, planned, wanted, division, gathered, recurrence=recurrence, images=images
+        )
 
     def _update(self, host: StepArrays[Tensor], step: StepArrays[Tensor]) -> tuple[Tensor, ...]:
         """Queue the updates of a step without drafts, and return the page ids of all grants; see `_indices`."""
@@ -1084,8 +1084,7 @@ class CUDARunner:
     def _apply_updates(self, step: StepArrays[Tensor] | VerifyArrays[Tensor]) -> None:
         """Queue what the batch changes in the tables."""
         if len(step.adapter_slots) and self._adapters is not None:
-            rows = step.adapted_rows.view(torch.int64)
-            self._adapters.note_rows(rows, step.adapter_slots, step.adapter_starts)
+            self._adapters.note_rows(step.adapted_rows.view(torch.int64), step.adapter_slots, step.adapter_starts)
         if len(step.shifts) and self._shifts is not None:
             self._shifts.index_copy_(0, step.shifted_rows.view(torch.int64), step.shifts)
         if len(step.page_ids):
@@ -1134,18 +1133,20 @@ class CUDARunner:
         attention: Any,
         wanted: Tensor,
         division: DividedRows | None = None,
+        gathered: Tensor | None = None,
         *,
         recurrence: CUDARecurrence | None = None,
         images: ShownImages | None = None,
     ) -> Tensor:
         """Queue the model; return the states of the wanted tokens after the last norm, or what a stage has sent.
 
-        With `division`, `sources` are those of all ranks, and so is the result; all other arguments are of this one.
+        With `division`, `sources` are those of all ranks, and so is the result, or its rows at `gathered`; all other
+        arguments are of this one.
         """
         captured = () if self._head is None else self._head.captured
         places = positions
         if self._adapters is not None:
-            self._adapters.begin(torch.div(sources, self._tables.tokens_per_row, rounding_mode="floor"), positions)
+            self._adapters.begin(sources, self._tables.tokens_per_row, division)
         if self._shifts is not None:
             own = sources if division is None else division.own(sources)
             rows = torch.div(own, self._tables.tokens_per_row, rounding_mode="floor")
@@ -1158,14 +1159,16 @@ class CUDARunner:
         )
         if self._head is not None:
             self._features = self._head.features(states)
-        return last
+        if gathered is None:
+            return last
+        if self._adapters is not None:
+            self._adapters.pick(gathered)
+        return last.index_select(0, gathered)
 
     def _forward_in_graph(
         self, sources: Tensor, positions: Tensor, attention: Any, wanted: Tensor, *, width: int = 1
     ) -> Tensor:
-        rows, size = None, len(positions)
-        if self._division is not None:
-            rows = self._division.rows(size, size, size, size)
+        rows = None if self._division is None else self._division.of_graph(len(positions))
         recurrence = None if self.recurrent is None else self.recurrent.of_graph(sources, width=width)
         with nullcontext() if self._relay is None else self._relay.in_graph():
             states = self._last_states(sources, positions, attention, wanted, rows, recurrence=recurrence)
