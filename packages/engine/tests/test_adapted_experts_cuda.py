@@ -48,12 +48,14 @@ SMALL: dict[str, Any] = {
 BY_REQUEST = {"tensor_parallel_size": 2, "enable_dp_attention": True}
 HEADS = {"head_dim": 64}
 """FlashInfer takes no smaller ones."""
+LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+"""FlashInfer takes no others."""
 FAMILIES = (
     "gpt-oss", "mixtral", "qwen3-moe", "granite-moe", "llama4", "qwen2-moe", "olmoe", "gemma4-experts", "granite4",
-    "granite-moe-shared", "glm4-moe", "ernie4.5-moe", "minimax-m2",
+    "granite-moe-shared", "glm4-moe", "ernie4.5-moe", "minimax-m2", "deepseek3",
 )  # fmt: skip
 """Those with experts; the first one has biases, and rows of both projections that take turns."""
-RECURRENT = ("qwen3-next", "granite4-moe", "lfm2-moe", "nemotron-h-moe", "olmo-hybrid", "falcon-h1")
+RECURRENT = ("qwen3-next", "granite4-moe", "lfm2-moe", "nemotron-h-moe", "olmo-hybrid", "falcon-h1", "kimi-linear")
 """Those with recurrent layers, most of them with experts too."""
 References = Mapping[str | None, Any]
 
@@ -67,6 +69,7 @@ def write_mixture(folder: Path, name: str) -> References:
     """Write a model and three adapters, of all that can be changed, of all but experts, and of experts alone."""
     case = CASES[name]
     heads = HEADS if "head_dim" in case.extra else {"num_attention_heads": 1, "num_key_value_heads": 1}
+    heads = LATENTS if "kv_lora_rank" in case.extra else heads
     chunk = {"attention_chunk_size": 256} if name == "llama4" else {}  # FlashInfer has no attention within chunks
     return write_adapters(folder, name, build(replace(case, extra={**case.extra, **heads, **chunk}), folder))
 
@@ -180,6 +183,13 @@ def test_ranks_have_their_parts(kind: str, mixture: tuple[Path, References], mon
     use_stand_ins(monkeypatch)
     ranks_are_threads(monkeypatch)
     check_slots(mixture, num_threads=4, **DIVISIONS[kind])
+
+
+@pytest.mark.slow
+def test_latents_by_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_stand_ins(monkeypatch)
+    ranks_are_threads(monkeypatch)
+    check_slots((tmp_path, write_mixture(tmp_path, "deepseek3")), num_threads=4, **BY_REQUEST, expert_parallel=True)
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def changeable_names(case: str, reference: Any, modules: ModelModules) -> list[s
     has_experts = "deepseek3" in case or any(".experts" in one for one, _ in reference.named_parameters())
     of_mixers = ("self_attn", ".mixer.q_proj", ".mixer.k_proj", ".mixer.v_proj", ".mixer.in_proj")
     known = [one for one in linear if modules.places(one) and (not has_experts or any(own in one for own in of_mixers))]
-    if reference.config.model_type in ("falcon_h1", "nemotron_h"):  # where PEFT refuses these
+    if reference.config.model_type in ("falcon_h1", "mamba2", "nemotron_h"):  # where PEFT refuses these
         known = [one for one in known if not one.endswith(".out_proj")]
     assert known
     return known
