@@ -8,9 +8,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -25,7 +23,7 @@ from safetensors.torch import save_file
 
 import quantised_folders
 from adapter_bench import PROMPTS, Bench, check_scores, config_of
-from adapter_folders import EXPERTS, changeable, write_adapter
+from adapter_folders import References, write_adapters, write_mixture
 from cuda_ranks import use_stand_ins
 from families.case import build
 from families.registry import CASES
@@ -46,10 +44,6 @@ SMALL: dict[str, Any] = {
     "device": "cuda", "dtype": "float32", "max_running": 6, "max_adapter_rank": 8, "max_adapter_expert_rank": 8,
 }  # fmt: skip
 BY_REQUEST = {"tensor_parallel_size": 2, "enable_dp_attention": True}
-HEADS = {"head_dim": 64}
-"""FlashInfer takes no smaller ones."""
-LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
-"""FlashInfer takes no others."""
 FAMILIES = (
     "gpt-oss", "mixtral", "qwen3-moe", "granite-moe", "llama4", "qwen2-moe", "olmoe", "gemma4-experts", "granite4",
     "granite-moe-shared", "glm4-moe", "ernie4.5-moe", "minimax-m2", "deepseek3",
@@ -57,34 +51,11 @@ FAMILIES = (
 """Those with experts; the first one has biases, and rows of both projections that take turns."""
 RECURRENT = ("qwen3-next", "granite4-moe", "lfm2-moe", "nemotron-h-moe", "olmo-hybrid", "falcon-h1", "kimi-linear")
 """Those with recurrent layers, most of them with experts too."""
-References = Mapping[str | None, Any]
 
 
 def bench(folder: Path, device: RecordingDevice | None = None, **fields: Any) -> Bench:
     built = partial(build_on, device or RecordingDevice(), flashinfer_torch)
     return Bench(folder, build=built, **{**SMALL, "adapters": "abc", **fields})
-
-
-def write_mixture(folder: Path, name: str) -> References:
-    """Write a model and three adapters, of all that can be changed, of all but experts, and of experts alone."""
-    case = CASES[name]
-    heads = HEADS if "head_dim" in case.extra else {"num_attention_heads": 1, "num_key_value_heads": 1}
-    heads = LATENTS if "kv_lora_rank" in case.extra else heads
-    chunk = {"attention_chunk_size": 256} if name == "llama4" else {}  # FlashInfer has no attention within chunks
-    return write_adapters(folder, name, build(replace(case, extra={**case.extra, **heads, **chunk}), folder))
-
-
-def write_adapters(folder: Path, name: str, reference: Any) -> References:
-    """Write three adapters of a model, see `write_mixture`, of which one has no experts; return PEFT's models."""
-    found: dict[str | None, Any] = {None: reference}
-    modules = model_modules(folder)
-    every = changeable(name, reference, modules)
-    alone = {"target_modules": [], "target_parameters": EXPERTS[1:]} if modules.stacks else every
-    dense = {"target_modules": every["target_modules"]}
-    for seed, (adapter, fields) in enumerate({"a": every, "b": dense, "c": alone}.items()):
-        own = {"r": 3 + seed, "lora_alpha": 6, **fields}
-        found[adapter] = write_adapter(copy.deepcopy(reference), folder / adapter, seed=seed, **own)
-    return found
 
 
 def tokens(bench: Bench) -> dict[str, list[int]]:

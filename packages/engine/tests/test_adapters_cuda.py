@@ -21,7 +21,7 @@ import torch
 from torch import distributed
 
 from adapter_bench import PROMPTS, Bench, Expected, check_scores, check_tokens, config_of, greedy_tokens, write_models
-from adapter_folders import linear_names, write_adapter
+from adapter_folders import HEADS, linear_names, write_adapter
 from adapter_kinds import KINDS
 from cuda_ranks import use_stand_ins
 from families.case import Case, build
@@ -47,8 +47,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SMALL: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_running": 6, "max_adapter_rank": 8}
 BY_REQUEST = {"tensor_parallel_size": 2, "enable_dp_attention": True}
-HEADS = {"head_dim": 64}
-"""FlashInfer takes no smaller ones."""
 
 
 def bench(folder: Path, device: RecordingDevice, **fields: Any) -> Bench:

@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import copy
-import time
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +16,28 @@ import peft
 import pytest
 import torch
 
-from adapter_bench import PROMPTS, Bench, check_scores, check_tokens, greedy_tokens, write_models
-from adapter_folders import write_adapter
+from adapter_bench import BUILDS, NUM_TOKENS, PROMPTS, Bench, check_scores, check_tokens, greedy_tokens, write_models
+from adapter_folders import HEADS, write_adapter, write_mixture
 from families.case import Case
 from pagewood.engine.api import LoadAdapter, Refusal, UnloadAdapter
-from pagewood.engine.assembly.cuda.build import build_on
-from pagewood.engine.build import build_engine
 from pagewood.engine.core.adapter import LoadedAdapter
 from pagewood.engine.core.memory.adapters import AdapterPool
-from pagewood.engine.weight_commands import Sleep, UpdateWeights
+from pagewood.engine.weight_commands import Sleep
 from pagewood.schedpolicy import SlotShares
-from stand_ins import flashinfer_torch
-from stand_ins.recording_device import RecordingDevice
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
-
-BUILDS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "cpu": (build_engine, {}),
-    "cuda": (
-        partial(build_on, RecordingDevice(), flashinfer_torch),
-        {"device": "cuda", "dtype": "float32", "max_running": 6, "max_adapter_rank": 8},
-    ),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Mapping[str | None, Any], Any]:
     """The folder of a model with adapters, that of other weights, and PEFT's models with both."""
     old, new = tmp_path_factory.mktemp("old"), tmp_path_factory.mktemp("new")
-    references = write_models(old, Case(kind="Qwen3", extra={"head_dim": 64}))
+    references = write_models(old, Case(kind="Qwen3", extra=HEADS))
+    return old, new, references, on_other_weights(old, new, references)
+
+
+def on_other_weights(old: Path, new: Path, references: Mapping[str | None, Any]) -> Mapping[str | None, Any]:
+    """Write a model with other weights; return it, and PEFT's models of it with the same adapters."""
     base = copy.deepcopy(references[None])
     torch.manual_seed(7)
     with torch.no_grad():
@@ -59,23 +50,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Mappin
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             changed[name] = peft.PeftModel.from_pretrained(copy.deepcopy(base), str(old / name)).eval()
-    return old, new, references, changed
-
-
-def tell(bench: Bench, command: Any) -> Refusal | None:
-    bench.inbox.put(command)
-    bench.run_to(command.request_id)
-    return bench.ends[command.request_id].refusal
-
-
-def update(bench: Bench, name: str, folder: Path) -> Refusal | None:
-    command = UpdateWeights(request_id=name, folder=str(folder), version=name, old_kv="recompute")
-    bench.inbox.put(command)
-    bench.step()
-    while not bench.engine._rest.has_new_weights and name not in bench.ends:  # pyright: ignore[reportPrivateUsage]
-        time.sleep(0.001)  # without steps, which would end what runs
-    bench.run_to(name)
-    return bench.ends[name].refusal
+    return changed
 
 
 def check_again(bench: Bench, expected: Any) -> None:
@@ -96,7 +71,7 @@ def test_adapters_add_to_the_new_weights(device: str, models: Any, tmp_path: Pat
     bench.ask("running", PROMPTS[0], "a")
     while len(bench.outputs.get("running", ())) < 3:
         bench.step()
-    assert update(bench, "first", new) is None
+    assert bench.update("first", new) is None
     bench.run("running")
     text, before = ([*PROMPTS[0], *own] for own in (bench.outputs["running"], expected["a", 0]))
     first = next(place for place in range(len(PROMPTS[0]), len(text)) if text[place] != before[place])
@@ -110,16 +85,37 @@ def test_adapters_add_to_the_new_weights(device: str, models: Any, tmp_path: Pat
         copy.deepcopy(changed[None]), tmp_path / "dora", seed=5, r=4, use_dora=True, bias="lora_only",
         target_modules=["q_proj", "down_proj"],
     )  # fmt: skip
-    assert tell(bench, LoadAdapter(request_id="load", name="dora", folder=str(tmp_path / "dora"))) is None
+    assert bench.tell(LoadAdapter(request_id="load", name="dora", folder=str(tmp_path / "dora"))) is None
     check_scores(bench, {None: changed[None], "dora": own})
-    refusals = [update(bench, "second", old), tell(bench, Sleep(request_id="sleep", drops_weights=True))]
+    refusals = [bench.update("second", old), bench.tell(Sleep(request_id="sleep", drops_weights=True))]
     assert all(one is not None and "the adapter 'dora'" in one.message for one in refusals)
     check_again(bench, after)
-    assert tell(bench, UnloadAdapter(request_id="unload", name="dora")) is None
-    assert update(bench, "third", old) is None
+    assert bench.tell(UnloadAdapter(request_id="unload", name="dora")) is None
+    assert bench.update("third", old) is None
     check_again(bench, expected)
     assert bench.engine.violation() is None
     bench.engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "deepseek3"])
+@pytest.mark.parametrize("device", BUILDS)
+def test_adapters_of_experts_add_to_the_new_weights(device: str, name: str, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    references = write_mixture(old, name)
+    changed = on_other_weights(old, new, references)
+    build, options = BUILDS[device]
+    own = Bench(old, build=build, **{**options, **({"max_adapter_expert_rank": 8} if options else {})})
+    check_scores(own, references)
+    own.ask("running", PROMPTS[0], "a")
+    while len(own.outputs.get("running", ())) < 3:
+        own.step()
+    for turn, (folder, expected) in enumerate(((new, changed), (old, references), (new, changed)), 1):
+        assert own.update(f"to {turn}", folder) is None
+        check_scores(own, expected, turn=turn)
+    assert len(own.outputs["running"]) == NUM_TOKENS
+    assert own.engine.violation() is None
+    own.engine.close()
 
 
 class _Source:

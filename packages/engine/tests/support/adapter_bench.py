@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,23 @@ from adapter_folders import linear_names, write_adapter
 from adapter_kinds import TOKENS
 from families.case import Case, build
 from families.registry import CASES
-from pagewood.engine.api import EngineConfig, SamplingParams, Submit
+from pagewood.engine.api import EngineConfig, Refusal, SamplingParams, Submit
+from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
+from pagewood.engine.weight_commands import UpdateWeights
+from stand_ins import flashinfer_torch
+from stand_ins.recording_device import RecordingDevice
 
+BUILDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "cpu": (build_engine, {}),
+    "cuda": (
+        partial(build_on, RecordingDevice(), flashinfer_torch),
+        {"device": "cuda", "dtype": "float32", "max_running": 6, "max_adapter_rank": 8},
+    ),
+}  # fmt: skip
+"""How engines are built on each device, a CUDA device without a GPU, with their options."""
 NUM_TOKENS = 12
 PROMPTS = [np.random.default_rng(seed).integers(0, 97, 20 + 7 * seed).tolist() for seed in range(3)]
 INVOCATION, START = PROMPTS[2][21:23], 21
@@ -105,11 +119,26 @@ class Bench:
         while not all(name in self.ends for name in request_ids) or self._pending is not None:
             self.step()
 
+    def tell(self, command: Any) -> Refusal | None:
+        """Carry out a command, whatever else runs; return why not."""
+        self.inbox.put(command)
+        self.run_to(command.request_id)
+        return self.ends[command.request_id].refusal
+
+    def update(self, name: str, folder: Path) -> Refusal | None:
+        """Take the weights of a folder while requests go on; return why not. The command and the version get `name`."""
+        self.inbox.put(UpdateWeights(request_id=name, folder=str(folder), version=name, old_kv="recompute"))
+        self.step()
+        while not self.engine._rest.has_new_weights and name not in self.ends:  # pyright: ignore[reportPrivateUsage]
+            time.sleep(0.001)  # without steps, which would end what runs
+        self.run_to(name)
+        return self.ends[name].refusal
+
 
 def check_tokens(bench: Bench, expected: Expected) -> None:
     """Compare the tokens of all prompts with all adapters and without, twice: the second time prefixes are cached."""
-    for time in range(2):
-        keys = {f"{time} {name} {number}": (name, number) for number in range(len(PROMPTS)) for name in NAMES}
+    for turn in range(2):
+        keys = {f"{turn} {name} {number}": (name, number) for number in range(len(PROMPTS)) for name in NAMES}
         for request_id, (name, number) in keys.items():
             bench.ask(request_id, PROMPTS[number], name)
         bench.run(*keys)

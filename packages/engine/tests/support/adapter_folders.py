@@ -5,17 +5,29 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
 
+from families.case import build
+from families.registry import CASES
 from pagewood.engine.adapters.modules import ModelModules
+from pagewood.engine.model_folder.adapter_modules import model_modules
 
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 """Parameters of all experts of a layer."""
+HEADS = {"head_dim": 64}
+"""FlashInfer takes no smaller ones."""
+LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+"""FlashInfer takes no others."""
+References = Mapping[str | None, Any]
+"""A model, and PEFT's ones by the name of the adapter."""
 
 
 def write_adapter(reference: Any, folder: Path, *, seed: int = 0, **fields: Any) -> Any:
@@ -71,3 +83,25 @@ def changeable_names(case: str, reference: Any, modules: ModelModules) -> list[s
         known = [one for one in known if not one.endswith(".out_proj")]
     assert known
     return known
+
+
+def write_mixture(folder: Path, name: str) -> References:
+    """Write a model and three adapters, of all that can be changed, of all but experts, and of experts alone."""
+    case = CASES[name]
+    heads = HEADS if "head_dim" in case.extra else {"num_attention_heads": 1, "num_key_value_heads": 1}
+    heads = LATENTS if "kv_lora_rank" in case.extra else heads
+    chunk = {"attention_chunk_size": 256} if name == "llama4" else {}  # FlashInfer has no attention within chunks
+    return write_adapters(folder, name, build(replace(case, extra={**case.extra, **heads, **chunk}), folder))
+
+
+def write_adapters(folder: Path, name: str, reference: Any) -> References:
+    """Write three adapters of a model, see `write_mixture`, of which one has no experts; return PEFT's models."""
+    found: dict[str | None, Any] = {None: reference}
+    modules = model_modules(folder)
+    every = changeable(name, reference, modules)
+    alone = {"target_modules": [], "target_parameters": EXPERTS[1:]} if modules.stacks else every
+    dense = {"target_modules": every["target_modules"]}
+    for seed, (adapter, fields) in enumerate({"a": every, "b": dense, "c": alone}.items()):
+        own = {"r": 3 + seed, "lora_alpha": 6, **fields}
+        found[adapter] = write_adapter(copy.deepcopy(reference), folder / adapter, seed=seed, **own)
+    return found
