@@ -170,9 +170,9 @@ FAULTS_BY_REQUEST: dict[str, Edit] = {
         CUDAAdapters, "begin", "division.own(every)", "every[: division.num_own]",
     ),
     "rows of all ranks lie in another order": (
-        CUDAAdapters, "_slots", "return self._every", "return self._every.flip(0)",
+        CUDAAdapters, "_of_all", "return self._every", "return self._every.flip(0)",
     ),
-    "wanted rows of all ranks have one slot": (CUDAAdapters, "_slots", ".gather_numbers(", ".gather_numbers(0 * "),
+    "wanted rows of all ranks have one slot": (CUDAAdapters, "_of_all", ".gather_numbers(", ".gather_numbers(0 * "),
     "logits have the slots of other rows": (CUDAAdapters, "pick", "(0, gathered)", "(0, gathered.flip(0))"),
     "a rank knows the adapters of its requests only": (
         RequestDivision, "arrays", "adapter_slots=whole.adapter_slots,", "adapter_slots=whole.adapter_slots * 0 - 1,",

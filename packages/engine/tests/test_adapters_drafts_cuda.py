@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from adapter_bench import BUILDS, Bench
 from adapter_folders import EXPERTS, write_adapter
+from cuda_ranks import use_stand_ins
+from group_in_threads import ranks_are_threads
 from noted_drafts import Notes, check_alike, drafts_noted
 from pagewood.engine.api import SamplingParams
 from pagewood.engine.runner.cuda.adapters import CUDAAdapters
@@ -109,3 +111,17 @@ def test_new_weights_under_adapters_with_drafts(device: str, kind: str, tmp_path
     if device == "cuda":
         _, others = answered(tmp_path / "new", (None,), device=device, **drafts)
         check_alike(notes, others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_by_request(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weights that change, too."""
+    use_stand_ins(monkeypatch)
+    ranks_are_threads(monkeypatch)
+    options: dict[str, Any] = {"tensor_parallel_size": 2, "enable_dp_attention": True, "num_threads": 4}
+    write(kind, tmp_path / "new", seed=1)
+    drafts = write(kind, tmp_path / "old")
+    for then in (None, tmp_path / "new"):
+        plain, _ = answered(then or tmp_path / "old", (None, "a"))
+        assert answered(tmp_path / "old", (None, "a"), then=then, **drafts, **options)[0] == plain

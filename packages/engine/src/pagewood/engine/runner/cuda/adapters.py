@@ -104,7 +104,7 @@ class CUDAAdapters:
         self._base = self._own = self._row_slots  # written by: begin; _own: _go_on
         """The slots of this rank's tokens, and of its rows of the pass."""
         self._every: Tensor | None = None
-        """Those of the rows of all ranks; None: they are not known yet."""  # written by: _go_on, _slots
+        """Those of the rows of all ranks; None: they are not known yet."""  # written by: _go_on, _of_all
         self._arranged: dict[int, GroupedRows] = {}
         """The slots of the pass, by number of rows."""  # written by: _go_on; contents written by: rows
         self._of_experts: dict[int, Tensor] = {}
@@ -224,16 +224,17 @@ class CUDAAdapters:
     def pick(self, gathered: Tensor) -> None:
         """Note that from now on, the rows of the pass are those `gathered` `[N]` of the wanted ones of all ranks."""
         if self.is_used:
-            assert self._every is not None
-            self._go_on(self._every.index_select(0, gathered), None)
+            self._go_on(self._of_all().index_select(0, gathered), None)
 
     def _go_on(self, own: Tensor, every: Tensor | None) -> None:
         self._own, self._every, self._arranged, self._of_experts = own, every, {}, {}
 
     def _slots(self, count: int) -> Tensor:
         """Return the slots of the first rows of this rank, or where these are fewer, of the rows of all ranks."""
-        if count <= len(self._own):
-            return self._own[:count]
+        return self._own[:count] if count <= len(self._own) else self._of_all()
+
+    def _of_all(self) -> Tensor:
+        """Return the slots of the rows of all ranks, which exchange them if they do not know them yet."""
         if self._every is None:
             assert self._division is not None
             none = self._num_slots  # what pads rows becomes 0
