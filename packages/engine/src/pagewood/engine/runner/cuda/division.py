@@ -151,8 +151,8 @@ class RequestDivision:
         return replace(
             batch, rows=batch.rows[own], starts=batch.starts[own], counts=batch.counts[own], admitted=nothing,
             is_long=nothing, adapters=batch.adapters[:0], scored=batch.scored[:0], pooled=batch.pooled[:0],
-            routed=batch.routed[:0], stated=batch.stated[:0], constrained=nothing, sampled=nothing, num_promised=nothing,
-            sampling=batch.sampling.take(nothing),
+            routed=batch.routed[:0], stated=batch.stated[:0], constrained=nothing, sampled=nothing,
+            num_promised=nothing, sampling=batch.sampling.take(nothing),
         )  # fmt: skip
 
     def grants(self, rows: Int32, counts: Int32) -> DividedGrants:
