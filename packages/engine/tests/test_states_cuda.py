@@ -514,6 +514,13 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: 
         build_cuda.build_on(RecordingDevice(), flashinfer_torch, config, inbox=MemoryInbox(), outbox=MemoryOutbox())
 
 
+def test_lower_tiers_without_attention_are_refused(tmp_path: Path) -> None:
+    build(CASES["mamba2"], tmp_path)
+    config = EngineConfig(model=str(tmp_path), max_running=4, device="cuda", dtype="float32", host_cache_gb=0.1)
+    with pytest.raises(ValueError, match=r"host_cache_gb must be None .* such as Mamba2ForCausalLM on CUDA, got 0\.1"):
+        build_cuda.build_on(RecordingDevice(), flashinfer_torch, config, inbox=MemoryInbox(), outbox=MemoryOutbox())
+
+
 def test_real_models_have_kernels(tmp_path: Path) -> None:
     """FlashInfer has the sizes of their attention, with `batch_invariant` too."""
     found: list[str] = []

@@ -378,6 +378,11 @@ def _check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
                 f"{name} must be {off} for models with recurrent layers such as {model.architecture} on {where}, "
                 f"got {value}"
             )
+    if config.host_cache_gb is not None and not model.paged:
+        raise ValueError(
+            f"host_cache_gb must be None for a model without attention such as {model.architecture} on CUDA, "
+            f"got {config.host_cache_gb}"
+        )
 
 
 def _check_heads(config: EngineConfig, head_dim: int) -> None:
