@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from answered import answers_to, request, tokens_of
 from pagewood.engine import LLM, SamplingParams
 from pagewood.engine.api import EngineConfig, Submit
 from pagewood.engine.assembly.cuda.build import build_cuda_engine, build_on, kernel_needs
+from pagewood.engine.assembly.tiers import lower_caches
 from pagewood.engine.assembly.tiers.lower_caches import TieredCaches
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
@@ -210,9 +212,11 @@ def test_a_conversation_that_was_evicted_is_loaded_and_not_computed_again() -> N
     engine.close()
 
 
-def test_memory_that_cannot_be_pinned_is_refused() -> None:
+def test_memory_that_cannot_be_pinned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = MultiHeadLayout(num_layers=1, num_kv_heads=1, head_dim=64, page_size=16)
     memory = KVStorage(layout, 2, device="meta").memory  # not a CPU's memory, like a GPU's
+    pages = SimpleNamespace(page_bytes=layout.bytes_per_page)  # those of a GPU have streams
+    monkeypatch.setattr(lower_caches, "device_pages", lambda _: pages)
     with pytest.raises(ValueError, match=r"host_cache_gb must fit into the .* GB of memory .* got 1000000\.0"):
         TieredCaches(EngineConfig(host_cache_gb=1e6), memory=memory, page_size=16, fingerprint=b"")
 
