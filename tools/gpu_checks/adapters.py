@@ -104,7 +104,8 @@ def compare_experts(
             step = random_step(where, dtype, num_tokens, count, width, num_chosen)
             positions = torch.arange(num_tokens, device=where)
             slots = (num_tokens - positions) % (num_slots + 1)
-            adapters.begin(slots, positions)
+            sources = slots * num_tokens + positions
+            adapters.begin(sources, num_tokens, None)
             result = ours(*step)
             for slot in range(num_slots + 1):
                 own = slots == slot
@@ -121,7 +122,7 @@ def compare_experts(
                 found.append(f"{what}: a token without an adapter of experts has other bits")
             for row in {0, num_tokens // 2, num_tokens - 1}:
                 one = slice(row, row + 1)
-                adapters.begin(slots[one], positions[one])
+                adapters.begin(sources[one], num_tokens, None)
                 if not torch.equal(ours(*(each[one] for each in step))[0], result[row]):
                     found.append(f"{what}: token {row} has other bits alone")
     if found:
