@@ -102,10 +102,8 @@ def compare_experts(
             adapters, adapted, sites = _slots(where, matrices, rank, num_slots)
             ours = TritonExperts(matrices, activation, weighs_inputs=weighs, adapted=adapted)
             step = random_step(where, dtype, num_tokens, count, width, num_chosen)
-            positions = torch.arange(num_tokens, device=where)
-            slots = (num_tokens - positions) % (num_slots + 1)
-            sources = slots * num_tokens + positions
-            adapters.begin(sources, num_tokens, None)
+            slots = torch.arange(num_tokens, 0, -1, device=where) % (num_slots + 1)
+            adapters.begin(slots, 1)  # each token is the only one of a row, whose number is that of its slot
             result = ours(*step)
             for slot in range(num_slots + 1):
                 own = slots == slot
@@ -122,7 +120,7 @@ def compare_experts(
                 found.append(f"{what}: a token without an adapter of experts has other bits")
             for row in {0, num_tokens // 2, num_tokens - 1}:
                 one = slice(row, row + 1)
-                adapters.begin(sources[one], num_tokens, None)
+                adapters.begin(slots[one], 1)
                 if not torch.equal(ours(*(each[one] for each in step))[0], result[row]):
                     found.append(f"{what}: token {row} has other bits alone")
     if found:

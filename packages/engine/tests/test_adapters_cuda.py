@@ -104,7 +104,7 @@ def test_loading_while_requests_run(models: tuple[Path, Mapping[str | None, Any]
 FAULTS: dict[str, Edit] = {
     "a slot keeps the adapter before": (CUDAAdapters, "admit", "is not self._known[number]", "is None"),
     "ranks that an adapter lacks stay": (CUDAAdapters, "_fill", "a.zero_()", ""),
-    "an adapter begins at the first position": (CUDAAdapters, "begin", "positions >=", "positions * 0 >="),
+    "an adapter begins at the first position": (CUDAAdapters, "begin", "sources - rows *", "0 * rows *"),
     "the last layer has the slots of other tokens": (CUDAAdapters, "narrow", "index_select(0, wanted)", "clone()"),
     "steps with few adapters have none": (CUDAAdapters, "admit", ">= 0).any()", ">= 0).all()"),
 }  # fmt: skip

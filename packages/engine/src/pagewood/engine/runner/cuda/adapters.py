@@ -204,7 +204,7 @@ class CUDAAdapters:
         self._row_slots.index_copy_(0, rows, torch.where(slots < 0, self._num_slots, slots))
         self._row_starts.index_copy_(0, rows, starts)
 
-    def begin(self, sources: Tensor, tokens_per_row: int, division: DividedRows | None) -> None:
+    def begin(self, sources: Tensor, tokens_per_row: int, division: DividedRows | None = None) -> None:
         """Begin a pass over tokens, given their places in the token table, of all ranks if they are divided."""
         if self.is_used:
             rows = torch.div(sources, tokens_per_row, rounding_mode="floor")
