@@ -26,7 +26,7 @@ class Answer:
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of its tokens."""
+    """The log probabilities of its tokens."""
     num_cached: int
     """Tokens of the prompt that were cached."""
 

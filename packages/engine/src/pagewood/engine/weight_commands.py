@@ -118,7 +118,7 @@ class JoinGroup(msgspec.Struct, frozen=True, kw_only=True, tag="join_group"):
     is_transfer: bool = False
     """Whether it is of vLLM's routes; it then takes the place of the one before."""
     unique_id: bytes = b""
-    """Of the communicator, where it is one of NCCL and the trainer has told it; empty: its store has it."""
+    """The id of an NCCL communicator, as the trainer says it; empty: its store has it."""
     packed_bytes: int = 0
     """Tensors come together, as bytes, until there are more of these; 0: each comes alone."""
 

@@ -151,17 +151,20 @@ class TrainerGroups:
         return group
 
     def _sender(self, command: JoinGroup, rank: int) -> Sender:
-        if not command.unique_id:
-            store = TCPStore(
-                command.address, command.port, command.world_size, is_master=False, timeout=timedelta(seconds=_JOIN_S)
-            )
         if command.is_transfer and command.backend == "nccl":
             assert self._device is not None
-            unique_id = command.unique_id or unique_id_in(store.get(ID_KEY))
+            unique_id = command.unique_id or unique_id_in(_store(command).get(ID_KEY))
             return NCCLCommunicator(unique_id, rank, command.world_size, self._device, limit_s=_JOIN_S)
-        by_name = PrefixStore(f"{command.name}/", PrefixStore(command.name, store))
+        by_name = PrefixStore(f"{command.name}/", PrefixStore(command.name, _store(command)))
         make = _nccl if command.backend == "nccl" else partial(_gloo, is_local=_is_local(command.address))
         return _TorchGroup(make(by_name, rank, command.world_size))
+
+
+def _store(command: JoinGroup) -> TCPStore:
+    """Return the store of the trainer."""
+    return TCPStore(
+        command.address, command.port, command.world_size, is_master=False, timeout=timedelta(seconds=_JOIN_S)
+    )
 
 
 class _TorchGroup:

@@ -193,7 +193,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     adapter_version: str | None = None
     """Of its adapter, by which a router knows where its prefix is cached; None: unknown."""
     weights_digest: str | None = None
-    """Of the model's weights, for the same; None: those that the engines began with."""
+    """Tells the model's weights apart, for the same use; None: those that the engines began with."""
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -423,7 +423,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True, tag="pulse"):
     weight_version: str = ""
     """Name of the weights; empty: those that the engine began with."""
     weights_digest: str | None = None
-    """Of these, a part of the keys of cached prefixes; None: of those that the engine began with."""
+    """Tells these weights apart in the keys of cached prefixes; None: those that the engine began with."""
     asleep: tuple[SleepTag, ...] = ()
     """What sleeps, as the engine says."""
     step_s: float = 0.0

@@ -33,10 +33,9 @@ _Sent: TypeAlias = FleetCommand | FinishUpdate | DropUpdate
 Outcome: TypeAlias = str | Refusal | ApiError
 """The version or the checksum that an answer has, or why a command was not carried out."""
 
-_log = logging.getLogger(__name__)
-
-
 _PREFIX = "weights-"
+"""Begins the ids of all commands that `FleetWeights` sends."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

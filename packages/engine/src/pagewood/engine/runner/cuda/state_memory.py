@@ -60,7 +60,7 @@ class CUDAStates:
         largest, width = max(graph_sizes, default=0), 1 + (max_drafts or 0)
         recurrent = {index: part for index, layer in enumerate(layers) if (part := recurrent_part(layer)) is not None}
         self.memory = memory
-        """Of states, by place."""  # contents written by: convolve, recur
+        """The memory of states, by place."""  # contents written by: convolve, recur
         self._tables = tables
         self._places = {layer: place for place, layer in enumerate(recurrent)}
         """Which of the layers of `memory` a layer has."""
