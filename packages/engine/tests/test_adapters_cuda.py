@@ -20,10 +20,21 @@ import pytest
 import torch
 from torch import distributed
 
-from adapter_bench import PROMPTS, Bench, Expected, check_scores, check_tokens, config_of, greedy_tokens, write_models
+from adapter_bench import (
+    BUILDS,
+    NAMES,
+    PROMPTS,
+    Bench,
+    Expected,
+    check_scores,
+    check_tokens,
+    config_of,
+    greedy_tokens,
+    write_models,
+)  # fmt: skip
 from adapter_folders import HEADS, linear_names, write_adapter
 from adapter_kinds import KINDS
-from cuda_ranks import use_stand_ins
+from cuda_ranks import pages_are_on_a_device, use_stand_ins
 from families.case import Case, build
 from group_in_threads import ranks_are_threads
 from node_threads import following, over_nodes
@@ -31,6 +42,7 @@ from pagewood.engine.api import LoadAdapter
 from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.runner.cuda.adapters import CUDAAdapters
 from pagewood.engine.runner.cuda.division import RequestDivision
+from pagewood.engine.weight_commands import Sleep, WakeUp
 from seeded_faults import Edit, seed_fault, slow_ones
 from stand_ins import flashinfer_torch
 from stand_ins.nccl_gloo import NCCLGroup
@@ -163,6 +175,40 @@ def test_ranks_on_devices(
         assert ("pool" in kind) <= (own.engine.counters().num_preempted > 0)
         assert (kind == "by request, graphs") <= (device.num_replayed > 0)
         own.engine.close()
+
+
+@pytest.mark.parametrize("device", slow_ones(BUILDS, *BUILDS))
+def test_by_request_prefixes_come_back_from_the_host_and_adapters_sleep(
+    device: str,
+    models: tuple[Path, Mapping[str | None, Any]],
+    expected: Expected,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each prompt with each adapter, in pools that hold few of them; and then behind every kind of sleep."""
+    use_stand_ins(monkeypatch)
+    ranks_are_threads(monkeypatch)
+    if device == "cuda":
+        pages_are_on_a_device(monkeypatch)
+    build, small = BUILDS[device]
+    pool: dict[str, Any] = {"page_size": 4, "max_total_tokens": 128, "max_length": 64, "host_cache_gb": 0.02}
+    own = Bench(models[0], build=build, num_threads=4, **{**small, **BY_REQUEST, **pool})
+    sleeps: list[dict[str, Any]] = [
+        {"tags": ("weights",)}, {"tags": ("kv_cache",)}, {"tags": ("weights", "kv_cache", "scheduling")},
+    ]  # fmt: skip
+    for turn in range(2 + len(sleeps)):
+        if turn >= 2:
+            assert own.tell(Sleep(request_id=f"sleep {turn}", **sleeps[turn - 2])) is None
+            assert own.tell(WakeUp(request_id=f"wake {turn}")) is None
+        for number in range(len(PROMPTS)):
+            for name in NAMES:
+                request_id = f"{turn} {name} {number}"
+                own.ask(request_id, PROMPTS[number], name)
+                own.run(request_id)
+                assert own.outputs[request_id] == expected[name, number], request_id
+                num_cached = own.ends[request_id].num_cached_tokens
+                assert turn == 0 or num_cached >= len(PROMPTS[number]) - 4, request_id
+    assert own.engine.violation() is None
+    own.engine.close()
 
 
 FAULTS_BY_REQUEST: dict[str, Edit] = {

@@ -20,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cuda_ranks import pages_are_on_a_device
 from pagewood.engine.api import Command, Delta, PauseRequest, ResumeRequest
 from pagewood.engine.assembly.cpu.weights import CPUPart
 from pagewood.engine.assembly.part_with_tower import PartWithTower
@@ -30,8 +31,6 @@ from pagewood.engine.models.stored.updated_tensors import LooseFiles, UpdatedTen
 from pagewood.engine.runner.device_memory import tensors_of
 from pagewood.engine.runner.tower_encoder import TowerEncoder
 from pagewood.engine.weight_commands import CheckWeights, Sleep, UpdateWeights, WakeUp
-from pagewood.kvpool import memory as kv_memory
-from pagewood.kvpool import scatter
 from pictured import KINDS, Pictured, pictured, pictures
 from pictured_engine import GREEDY, Driven, DrivenOnDevice, check, conversation, same, submit
 from scratch import scratch_folder
@@ -191,9 +190,7 @@ def test_requests_go_on_with_rows_of_the_new_tower(device: str, old_kv: Any) -> 
 def test_the_tower_sleeps_with_the_weights(device: str, drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request with an image waits until it is awake; the memory of the tower goes back meanwhile, on a CPU to the
     system: 31 MB."""
-    # memory that can be resized, as on a device, and no views of numpy, which would fix its size
-    monkeypatch.setattr(kv_memory, "_zeros", lambda _, *shape: torch.zeros(*shape, dtype=torch.uint8))
-    monkeypatch.setattr(scatter, "_movable", lambda array: array)
+    pages_are_on_a_device(monkeypatch)
     model = pictured("qwen2.5", tower_size=512) if device == "cpu" else pictured("qwen3")
     shown = pictures(2, seed=33)
     tokens, images = conversation(model, shown)

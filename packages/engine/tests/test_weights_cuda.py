@@ -5,29 +5,21 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from torch import distributed
 
-from cuda_ranks import use_stand_ins
+from cuda_ranks import pages_are_on_a_device, use_stand_ins
 from families.case import Case
 from families.registry import CASES
 from pagewood.engine.assembly.cuda import weights
 from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.assembly.cuda.weights import CUDAPart
-from pagewood.engine.assembly.tiers import lower_caches
 from pagewood.engine.runner.device_memory import DeviceMemory
 from pagewood.engine.weight_commands import CheckWeights, JoinGroup, Received, Sleep, SleepTag, WakeUp, sleep_at
-from pagewood.kvpool import memory as kv_memory
-from pagewood.kvpool import scatter
-from pagewood.kvpool.memory import PageMemory
-from pagewood.kvpool.tiers.torch_pages import StagedPages
 from seeded_faults import Edit, seed_fault
 from stand_ins import flashinfer_torch
 from stand_ins.nccl_gloo import NCCLGroup
@@ -62,9 +54,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[CUDAPart]:
     found: list[CUDAPart] = []
     begin = CUDAPart.__init__
     monkeypatch.setattr(CUDAPart, "__init__", lambda self, *given: found.append(self) or begin(self, *given))
-    # memory that can be resized, as on a device, and no views of numpy, which would fix its size
-    monkeypatch.setattr(kv_memory, "_zeros", lambda _, *shape: torch.zeros(*shape, dtype=torch.uint8))
-    monkeypatch.setattr(scatter, "_movable", lambda array: array)
+    pages_are_on_a_device(monkeypatch)
     return found
 
 
@@ -184,13 +174,6 @@ def test_prefixes_in_a_host_cache_outlive_sleep(
     pair: Pair, parts: list[CUDAPart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies find the memory of KV where it is afterwards, and nothing that other weights have computed."""
-    stream: Any = SimpleNamespace(queueing=nullcontext, wait=lambda: None)
-
-    def staged(memory: PageMemory) -> StagedPages:
-        layers = [memory.blocks(layer) for layer in range(memory.layout.num_layers)]
-        return StagedPages(layers, out=stream, into=stream)
-
-    monkeypatch.setattr(lower_caches, "device_pages", staged)
     with bench(pair.old, host_cache_gb=0.01) as own:
         [before] = own.run(own.submit(PROMPTS[0]))
         assert own.tell(sleep_at(1, "sleep")).refusal is None

@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from memory_server import MemoryServer
+from pagewood.engine.text import Tokenizer
 from pagewood.server.jobs.worker import JobCounts
 from pagewood.server.messages import wire
 from pagewood.server.metrics.endpoint import text_of
@@ -71,7 +72,7 @@ def selectors(node: Any) -> Iterator[tuple[str, set[str]]]:
 
 
 @pytest.fixture
-async def shown(server: MemoryServer) -> dict[str, set[str]]:
+async def shown(server: MemoryServer, model_folder: Path, tokenizer: Tokenizer) -> dict[str, set[str]]:
     """Series of a server that has done everything -> their labels."""
     server.metrics.incidents.restarts["engine"] += 1
     await server.post("/v1/completions", {"prompt": "hello", "max_tokens": 3})
@@ -93,6 +94,8 @@ async def shown(server: MemoryServer) -> dict[str, set[str]]:
     )  # fmt: skip
     several = [replace(only, state=state, loads=Loads(unloaded=Counter(idle=1)))]
     text = (await server.client.get("/metrics")).text + text_of(model_families(several).found).decode()
+    async with MemoryServer(model_folder, tokenizer, limit=8, num_replicas=2) as fleet:
+        text += (await fleet.client.get("/metrics")).text
     names: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
