@@ -8,7 +8,9 @@ error. It prints, for whole updates of all tensors in float32:
 
 1. of each way: the seconds from the command to its answer (median, least, most), how many steps went on meanwhile,
    and the longest of these steps over the median step without an update: what requests feel of the exchange;
-2. tokens per second of turns with an update every so many steps over those of turns without, in pairs (median, least,
+2. the seconds to sleep and to wake up at levels 1 and 2 (with the update that brings the weights again) while requests
+   are there, and the memory of the process awake and asleep;
+3. tokens per second of turns with an update every so many steps over those of turns without, in pairs (median, least,
    most), which take turns in changing order.
 """
 
@@ -18,6 +20,7 @@ error. It prints, for whole updates of all tensors in float32:
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import subprocess
 import sys
@@ -25,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -39,7 +43,15 @@ from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine, Pending
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
 from pagewood.engine.offline.weight_files import TensorFolder
-from pagewood.engine.weight_commands import JoinGroup, LeaveGroup, Received, UpdateWeights, WeightCommand
+from pagewood.engine.weight_commands import (
+    JoinGroup,
+    LeaveGroup,
+    Received,
+    UpdateWeights,
+    WakeUp,
+    WeightCommand,
+    sleep_at,
+)
 
 STUB = Path(__file__).parents[1] / "packages" / "engine" / "tests" / "support" / "trainer_stub.py"
 NUM_REQUESTS, PROMPT_LENGTH, MAX_LENGTH = 32, 64, 1024
@@ -79,6 +91,15 @@ def main() -> None:
                 f"steps meanwhile, the longest {_three(shares)} times the usual",
                 flush=True,
             )
+        for level in (1, 2):
+            naps = [bench.nap(level, model) for _ in range(options.rounds)]
+            print(
+                f"level {level}: to sleep {_three([one.sleep_s for one in naps])} s, to wake "
+                f"{_three([one.wake_s for one in naps])} s; resident "
+                f"{median(one.awake_bytes for one in naps) / 1e6:.0f} MB awake, "
+                f"{median(one.asleep_bytes for one in naps) / 1e6:.0f} MB asleep",
+                flush=True,
+            )
         bench.end()
         quotients = list[float]()
         for number in range(options.rounds):
@@ -89,6 +110,10 @@ def main() -> None:
         print(f"throughput with an update every {options.every} steps: {_three(quotients)} of that without")
         print(f"tokens: {bench.num_tokens}, lost: none")
         bench.engine.close()
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _three(found: list[float]) -> str:
@@ -105,6 +130,18 @@ class Seen:
         self.usual_s = usual_s
         self.longest_s = max(steps_s)
         self.num_steps = len(steps_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nap:
+    """What it took to sleep and to wake up."""
+
+    sleep_s: float
+    wake_s: float
+    """To the end of the first step, with the update before it if the weights were dropped."""
+    awake_bytes: int
+    asleep_bytes: int
+    """Resident memory of the process."""
 
 
 class Bench:
@@ -186,6 +223,28 @@ class Bench:
             steps_s.append(self.step())
         self._done.clear()
         return Seen(total_s=time.perf_counter() - began_s, usual_s=usual_s, steps_s=steps_s)
+
+    def nap(self, level: int, folder: Path) -> Nap:
+        """Sleep and wake up while requests are there; weights that were dropped come from `folder`."""
+        began_s, awake_bytes = time.perf_counter(), _resident_bytes()
+        self._carry_out(sleep_at(level, "sleep"))
+        slept_s, asleep_bytes = time.perf_counter(), _resident_bytes()
+        self._carry_out(WakeUp(request_id="wake"))
+        if level == 2:
+            self._carry_out(UpdateWeights(request_id="again", folder=str(folder)))
+        self.step()
+        return Nap(
+            sleep_s=slept_s - began_s,
+            wake_s=time.perf_counter() - slept_s,
+            awake_bytes=awake_bytes,
+            asleep_bytes=asleep_bytes,
+        )
+
+    def _carry_out(self, command: WeightCommand) -> None:
+        self.inbox.put(command)
+        while command.request_id not in self._done:
+            self.step()
+        self._done.clear()
 
     def rate(self, num_steps: int, folders: list[Path], *, every: int) -> float:
         """Return the tokens per second of a turn in which the weights of `folders` take turns."""
