@@ -16,7 +16,7 @@ from group_in_threads import ranks_are_threads
 from node_threads import over_nodes
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.parts import gated_delta, short_convolution, state_space
+from pagewood.engine.models.parts import channel_delta, gated_delta, short_convolution, state_space
 from pagewood.engine.models.shard import Shard
 from pagewood.engine.runner.cpu.program.division import RequestDivision
 from pagewood.engine.runner.cpu.program.ops import CPUOps
@@ -46,7 +46,7 @@ def can_be_divided(folder: Path, count: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", [one if one in FEW else pytest.param(one, marks=pytest.mark.slow) for one in RECURRENT if "kimi" not in one]
+    "name", [one if one in FEW else pytest.param(one, marks=pytest.mark.slow) for one in RECURRENT]
 )
 def test_ranks_have_the_tokens_of_one_process(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks have heads or channels of the recurrence; four have copies of what there is less of."""
@@ -124,6 +124,7 @@ FAULTS: dict[str, tuple[str, Edit]] = {
     ),
     "a rank has channels of the first one": ("lfm2", (short_convolution, "rows_of", _ROWS, _OTHER_ROWS)),
     "a rank has heads of the first one": ("granite4-groups", (state_space, "rows_of", _ROWS, _OTHER_ROWS)),
+    "a rank has gates of the first one": ("kimi-linear", (channel_delta, "rows_of", _ROWS, _OTHER_ROWS)),
     "a rank leaves states in other places": (
         "lfm2", (following_ranks, "_follow", "segment.launched[rank, 0] = number",
                  "segment.launched[rank, 0] = number; batch.states[:, 1] ^= batch.state_copies.size > 0"),
@@ -151,7 +152,7 @@ def test_seeded_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.
     [
         ("qwen3.5", {"tensor_parallel_size": 4}, "linear_num_value_heads must be a multiple of .* 4, got 2"),
         ("granite4-states", {"tensor_parallel_size": 3}, "mamba_n_heads must be a multiple of .* 3, got 4"),
-        ("kimi-linear", {"tensor_parallel_size": 2}, "must be 1 for models with layers of ChannelDelta, got 2"),
+        ("kimi-linear", {"tensor_parallel_size": 3}, "linear_attn_config must be a multiple of .* 3, got 4"),
         ("lfm2", {"tensor_parallel_size": 3}, "hidden_size must be a multiple of tensor_parallel_size 3, got 64"),
         ("lfm2", {"pipeline_parallel_size": 2}, "pipeline_parallel_size must be at most 1, the number of layers with"),
         ("lfm2", BY_REQUEST | {"state_places": 3}, "state_places of each rank must be at least .* 2, got 1"),
@@ -164,7 +165,7 @@ def test_what_cannot_be_divided_is_refused(name: str, options: dict[str, Any], m
 
 
 def test_states_are_divided_by_heads_and_channels(tmp_path: Path) -> None:
-    for name, parts in (("granite4-groups", 4), ("qwen3-next", 4), ("lfm2", 4)):
+    for name, parts in (("granite4-groups", 4), ("qwen3-next", 4), ("lfm2", 4), ("kimi-linear", 4)):
         build(CASES[name], tmp_path / name)
         model = ModelConfig.from_folder(tmp_path / name)
         whole, own = model.states, model.for_shard(Shard(1, parts)).states

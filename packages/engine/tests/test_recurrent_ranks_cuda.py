@@ -31,6 +31,7 @@ from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.models.parts import gated_delta, short_convolution, state_space
+from pagewood.engine.models.parts.channel_delta import ChannelDelta
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.cuda.state_memory import CUDAStates
 from pagewood.engine.runner.ranks import following as following_ranks
@@ -60,10 +61,10 @@ KIMI = replace(
 )  # fmt: skip
 DIVIDED = (
     "granite4-states", "granite4-groups", "qwen3-next", "lfm2", "falcon-h1", "falcon-h1-norm-last", "olmo-hybrid",
-    "nemotron-h", "mamba2",
+    "nemotron-h", "mamba2", "kimi-linear",
 )  # fmt: skip
 """Mamba 2 whose ranks share a group, and with groups; a gated delta rule; a short convolution; Mamba 2 beside attention
-without a norm, and with one; filters that are apart; layers without a mixer; and Mamba 2 alone."""
+without a norm, and with one; filters that are apart; layers without a mixer; Mamba 2 alone; and decays by channel."""
 STAGED: dict[str, Case] = {
     "lfm2": deep("lfm2", "rrffrr"),
     "qwen3.5": deep("qwen3.5"),
@@ -186,6 +187,9 @@ FAULTS: dict[str, tuple[Case, dict[str, Any], Edit]] = {
     "a rank has channels of another one": (
         CASES["lfm2"], RANKS, (short_convolution, "rows_of", _ROWS, _OTHER_ROWS)
     ),
+    "a rank has decays of another one": (
+        CASES["kimi-linear"], RANKS, (ChannelDelta, "__init__", "rates[numbers]", "rates[: len(numbers)]")
+    ),
 }  # fmt: skip
 
 
@@ -201,14 +205,15 @@ def test_seeded_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [RANKS, STAGES], ids=["ranks", "stages"])
-@pytest.mark.parametrize("name", ["qwen3.5", "granite4-groups", "lfm2"])
+@pytest.mark.parametrize("name", ["qwen3.5", "granite4-groups", "lfm2", "kimi-linear"])
 def test_adapters_of_recurrent_layers_compute_what_peft_does(
     name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    reference = build(deep(name), tmp_path)
+    reference = build(STAGED[name] if name == "kimi-linear" else deep(name), tmp_path)
     known = changeable(name, reference, model_modules(tmp_path))
     changed = write_adapter(copy.deepcopy(reference), tmp_path / "a", r=4, lora_alpha=6, **known)
     own: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_length": 128, "max_adapter_rank": 8}
+    own |= {"max_adapter_expert_rank": 4} if name == "kimi-linear" else {}
     bench = Bench(tmp_path, build=made, adapters="a", num_threads=2, **own, **options)
     check_scores(bench, {None: reference, "a": changed})
     bench.engine.close()

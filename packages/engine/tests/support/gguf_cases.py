@@ -322,7 +322,7 @@ FILES = {
         architecture="lfm2moe", case="lfm2-moe-plain", keys={"expert_weights_norm": False},
         extra={"routed_scaling_factor": 1.0},
     ),
-    "kimi-linear": File(architecture="kimi-linear", case="kimi-linear", extra={"linear_num_heads": 4}),
+    "kimi-linear": File(architecture="kimi-linear", case="kimi-linear"),
     "mamba2": File(architecture="mamba2", case="mamba2"),
 }  # fmt: skip
 

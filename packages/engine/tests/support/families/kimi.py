@@ -6,7 +6,7 @@ from families.case import Case
 
 _SIZES = {
     "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 16, "moe_intermediate_size": 16,
-    "num_local_experts": 6, "num_experts_per_tok": 3, "linear_num_heads": 3, "linear_head_dim": 20,
+    "num_local_experts": 6, "num_experts_per_tok": 3, "linear_num_heads": 4, "linear_head_dim": 20,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_key_value_heads": 4,
     "eos_token_id": 0, "bos_token_id": 1,
 }  # fmt: skip
@@ -15,7 +15,7 @@ _FILE = {
     "linear_conv_kernel_dim": None, "first_k_dense_replace": 1, "moe_layer_freq": 1, "mla_use_nope": True,
     "head_dim": 72, "moe_router_activation_func": "sigmoid", "use_grouped_topk": True,
     "linear_attn_config": {
-        "full_attn_layers": [2], "kda_layers": [1, 3], "num_heads": 3, "head_dim": 20, "short_conv_kernel_size": 4,
+        "full_attn_layers": [2], "kda_layers": [1, 3], "num_heads": 4, "head_dim": 20, "short_conv_kernel_size": 4,
     },
 }  # fmt: skip
 CASES = {

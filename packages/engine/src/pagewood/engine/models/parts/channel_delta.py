@@ -6,14 +6,17 @@ Source: Kimi Team, Kimi Linear, 2025.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
+
+import numpy as np
 
 from pagewood.engine.models.limits import check_size
 from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, Step, Weights
 from pagewood.engine.models.parts.linear import read_exact_linear, read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
-from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, read_filters, tail
+from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, read_filters, rows_of, tail
+from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.kvpool import PageArray
 
 
@@ -39,6 +42,18 @@ class ChannelDeltaConfig(RecurrentConfig):
         check_size("head_dim", self.head_dim)
         check_width(self.width)
 
+    def for_shard(self, shard: Shard) -> ChannelDeltaConfig:
+        """Return what a rank has: heads.
+
+        Raises:
+            ValueError: heads cannot be divided among the ranks.
+        """
+        return replace(self, num_heads=len(self.heads_of(shard)))
+
+    def heads_of(self, shard: Shard) -> range:
+        """Return the heads of a rank; see `for_shard`."""
+        return shard.part("num_heads of linear_attn_config", self.num_heads)
+
     @property
     def size(self) -> int:
         """Elements of all queries, keys or values of a token."""
@@ -59,41 +74,61 @@ class ChannelDelta(Generic[A]):
     )  # fmt: skip
 
     def __init__(
-        self, config: ChannelDeltaConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int
+        self,
+        config: ChannelDeltaConfig,
+        weights: Weights,
+        ops: Ops[A],
+        prefix: str,
+        *,
+        hidden_size: int,
+        shard: Shard = WHOLE,
     ) -> None:
-        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
+        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
         heads, size, dim = config.num_heads, config.size, config.head_dim
-        self._config = config
+        self._config = config.for_shard(shard)
         self._ops = ops
+        numbers = rows = all_rows = None
+        if not shard.is_whole:
+            own = config.heads_of(shard)
+            of_heads = (heads, own, dim)
+            numbers, rows, all_rows = np.asarray(own), rows_of(of_heads), rows_of(of_heads, of_heads, of_heads)
         parts = [("q_proj", size), ("k_proj", size), ("v_proj", size)]
-        self._input: Linear[A] = read_linear(weights, ops, prefix, parts, hidden_size)
-        self._strength: Linear[A] = read_exact_linear(weights, ops, prefix, [("b_proj", heads)], hidden_size)
+        self._input: Linear[A] = read_linear(weights, ops, prefix, parts, hidden_size, order=all_rows)
+        self._strength: Linear[A] = read_exact_linear(
+            weights, ops, prefix, [("b_proj", heads)], hidden_size, order=numbers
+        )
         self._decay: tuple[Linear[A], Linear[A]] = (
             read_exact_linear(weights, ops, prefix, [("f_a_proj", dim)], hidden_size),
-            read_exact_linear(weights, ops, prefix, [("f_b_proj", size)], dim),
+            read_exact_linear(weights, ops, prefix, [("f_b_proj", size)], dim, order=rows),
         )
         self._gate: tuple[Linear[A], Linear[A]] = (
             read_linear(weights, ops, prefix, [("g_a_proj", dim)], hidden_size),
-            read_linear(weights, ops, prefix, [("g_b_proj", size)], dim),
+            read_linear(weights, ops, prefix, [("g_b_proj", size)], dim, order=rows),
         )
         filters = [("q_conv1d", size), ("k_conv1d", size), ("v_conv1d", size)]
-        self._convolution = ops.convolution(read_filters(weights, prefix, filters, config.width), None)
-        own = RecurrentHeads(
-            num_heads=heads,
-            num_key_heads=heads,
-            key_dim=dim,
-            value_dim=dim,
-            corrects=True,
-            decays_by_channel=True,
-            rate=-weights.exact(f"{prefix}A_log", 1, 1, heads, 1).flatten().exp(),
-            bias=weights.exact(f"{prefix}dt_bias", size),
+        self._convolution = ops.convolution(read_filters(weights, prefix, filters, config.width, order=all_rows), None)
+        rates = -weights.exact(f"{prefix}A_log", 1, 1, heads, 1).flatten().exp()
+        self._heads = ops.channel_heads(
+            RecurrentHeads(
+                num_heads=self._config.num_heads,
+                num_key_heads=self._config.num_heads,
+                key_dim=dim,
+                value_dim=dim,
+                corrects=True,
+                decays_by_channel=True,
+                rate=rates if numbers is None else rates[numbers],
+                bias=weights.exact(f"{prefix}dt_bias", size, order=rows),
+            )
         )
-        self._heads = ops.channel_heads(own)
         self._norm: Norm = read_norm(config.norm, weights, f"{prefix}o_norm", dim).folded()
-        self._output: Linear[A] = read_linear(weights, ops, prefix, [("o_proj", hidden_size)], size)
+        inputs = shard.inputs("num_heads of linear_attn_config", heads, dim)
+        self._output: Linear[A] = read_linear(weights, ops, prefix, [("o_proj", hidden_size)], size, part=inputs)
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
-        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of its memory."""
+        """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`, a part of the sum over ranks.
+
+        `layer` is the number of its memory.
+        """
         ops, recurrence = self._ops, step.recurrence
         assert recurrence is not None
         to_ranks, to_channels = self._decay

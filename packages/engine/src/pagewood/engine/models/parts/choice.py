@@ -81,7 +81,7 @@ def make_mixer(
         case GatedDeltaConfig():
             return GatedDelta(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case ChannelDeltaConfig():
-            return ChannelDelta(config, weights, ops, prefix, hidden_size=hidden_size)
+            return ChannelDelta(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case StateSpaceConfig():
             return StateSpace(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
         case MixersBesideConfig():

@@ -9,7 +9,6 @@ import numpy as np
 
 from pagewood.engine.models.ops import Weights
 from pagewood.engine.models.parts.linear import order_of_part
-from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.kvpool import PageArray
 
@@ -34,17 +33,6 @@ class RecurrentConfig:
 
     def for_length(self, length: int) -> Self:
         """Return itself."""
-        return self
-
-    def for_shard(self, shard: Shard) -> Self:
-        """Return itself, for a model of one rank; mixers that ranks divide have their own answer.
-
-        Raises:
-            ValueError: there are several ranks.
-        """
-        if not shard.is_whole:
-            name = type(self).__name__.removesuffix("Config")
-            raise ValueError(f"tensor_parallel_size must be 1 for models with layers of {name}, got {shard.count}")
         return self
 
 
