@@ -1,5 +1,8 @@
 """Engines for CUDA whose devices, and those of their other ranks, are stand-ins on the CPU."""
 
+# pyright: basic
+# torch is typed in part only.
+
 from __future__ import annotations
 
 from contextlib import nullcontext
