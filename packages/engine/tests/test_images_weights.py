@@ -215,17 +215,17 @@ def test_the_tower_sleeps_with_the_weights(device: str, drops: bool, monkeypatch
             step(own, known, None)
             time.sleep(0.001)
         assert encoder.num_computed == 2
-        tell(own, WakeUp(request_id="wake"), known)
+        pending = tell(own, WakeUp(request_id="wake"), known)
         if drops:
             assert is_gone()
-            update(own, folder=str(model.folder))
-        pending = None
+            again = UpdateWeights(request_id="update", folder=str(model.folder))
+            pending = tell(own, again, known, pending)
         while not known["a"] or known["a"][-1].finish is None:
             pending = step(own, known, pending)
         assert same(known["a"], expected)
         assert not is_gone()
-        tell(own, CheckWeights(request_id="check again", action="compare"))
-        tell(own, Sleep(request_id="sleep again", tags=("weights",)))  # it can be closed then
+        pending = tell(own, CheckWeights(request_id="check again", action="compare"), pending=pending)
+        tell(own, Sleep(request_id="sleep again", tags=("weights",)), pending=pending)  # it can be closed then
         own.inbox.put(submit("b", tokens, images, namespace="other"))
         step(own, known, None)
 

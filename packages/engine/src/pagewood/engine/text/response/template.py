@@ -211,6 +211,7 @@ class ResponseTemplate:
         return _shipped(name)
 
     @staticmethod
+    @cache
     def names() -> tuple[str, ...]:
         """Return the names of the templates that are shipped."""
         files = (resources.files("pagewood.engine.text.response") / "templates").iterdir()
