@@ -235,7 +235,7 @@ def test_the_cpu_runner_conforms(page_size: int, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_buffers")
-@pytest.mark.parametrize("with_graphs", [False, True])
+@pytest.mark.parametrize("with_graphs", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_cuda_runner_conforms_with_stand_ins(with_graphs: bool, folder: Path) -> None:
     model = load_model(folder, CUDAOps(flashinfer_torch))
 

@@ -33,7 +33,7 @@ from pagewood.engine.runner.cuda.drafts.verify_part import VerifyPart
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.cuda.step_arrays import TableShape
 from ranked_engines import PROMPTS, mixed_sampling
-from seeded_faults import Edit, seed_fault
+from seeded_faults import Edit, seed_fault, slow_ones
 from stand_ins import tiny_heads
 from stand_ins.nccl_gloo import NCCLGroup
 from stand_ins.recording_device import RecordingDevice
@@ -56,7 +56,7 @@ def drafting(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind in ("ngram", "eagle") else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+    "kind", [kind if kind == "eagle" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
 def test_drafts_of_ranks_do_not_change_the_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use_stand_ins(monkeypatch)
@@ -105,7 +105,8 @@ def test_drafts_of_a_head_that_knows_the_text_are_accepted(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["draft", "eagle", "mtp", "experts", "latents"])
+@pytest.mark.parametrize("kind", ["eagle", *(pytest.param(one, marks=pytest.mark.slow)
+                                             for one in ("draft", "mtp", "experts", "latents"))])  # fmt: skip
 def test_drafts_go_with_stages(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft model is in each stage; a head is in the last one, and drafts at the end of a step for the next one."""
     use_stand_ins(monkeypatch)
@@ -242,7 +243,7 @@ OF_DRAFTS: dict[str, tuple[str, dict[str, Any], Edit]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", slow_ones(FAULTS, *list(FAULTS)[1:]))
 def test_a_verification_by_request_that_is_wrong_changes_the_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use_stand_ins(monkeypatch)
     ranks_are_threads(monkeypatch)

@@ -90,9 +90,17 @@ ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
     [
         ("Mistral", with_fields(layer_types=ALTERNATING), {"sliding_window": 5}),
         ("Mistral", with_fields(layer_types=["full_attention"] * 3), {"sliding_window": 5}),
-        ("Mistral", without("num_key_value_heads"), {"num_attention_heads": 16, "num_key_value_heads": 8}),
+        (
+            "Mistral",
+            without("num_key_value_heads"),
+            {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 16},
+        ),
         ("Qwen2", with_fields(layer_types=["full_attention"] * 3), {"use_sliding_window": True, "sliding_window": 5}),
-        ("Qwen3", with_fields(rope_scaling={**YARN, "rope_theta": 5e5}, rope_parameters=None, rope_theta=5e5), {}),
+        (
+            "Qwen3",
+            with_fields(rope_scaling={**YARN, "rope_theta": 5e5}, rope_parameters=None, rope_theta=5e5),
+            {"head_dim": 16},
+        ),
         ("Llama", with_fields(rope_scaling={"type": "linear", "factor": 2}, rope_parameters=None, rope_theta=5e5), {}),
         (
             "Llama",

@@ -114,6 +114,7 @@ def generate_for(llm: LLM, duration_s: float) -> None:
         llm.generate(PROMPTS, SamplingParams(max_tokens=100, ignore_eos=True))
 
 
+@pytest.mark.slow
 def test_a_lost_rank_of_another_host_ends_the_group_with_a_typed_error(start: StartNode) -> None:
     with LLM(num_threads=1, max_running=4) as alone:
         expected = tokens_of(alone)

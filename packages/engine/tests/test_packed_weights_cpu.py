@@ -128,8 +128,9 @@ def test_products(kind: WeightKind, num_rows: int, sides: int, size: int, has_bi
 
 def _in_short(kind: WeightKind, level: DotLevel) -> bool:
     """Whether it is the best level, or the other one that this kind has by turns."""
-    is_next = kind in OF_EACH_LAYOUT and LEVELS.index(level) == 1 + OF_EACH_LAYOUT.index(kind) % (len(LEVELS) - 1)
-    return level == LEVELS[0] or is_next
+    if kind not in OF_EACH_LAYOUT:
+        return False
+    return level in (LEVELS[0], LEVELS[1 + OF_EACH_LAYOUT.index(kind) % (len(LEVELS) - 1)])
 
 
 @pytest.mark.parametrize(

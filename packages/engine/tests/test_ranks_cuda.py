@@ -165,7 +165,8 @@ def generate_for_ever(llm: LLM) -> None:
         llm.generate(TEXTS, SamplingParams(max_tokens=200, ignore_eos=True))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_rank_ends_the_group_with_a_typed_error(number: signal.Signals, stand_ins: None) -> None:
     with on_cuda(tensor_parallel_size=2) as llm:
         (pid,) = group_of(llm).pids()

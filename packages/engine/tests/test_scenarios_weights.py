@@ -76,7 +76,6 @@ QUICK = (
     "memory sleeps under cached prefixes",
     "a stale prefix after an update",
     "an update while a step is in flight",
-    "spans are off by one step",
 )
 
 

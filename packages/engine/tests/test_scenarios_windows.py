@@ -61,7 +61,8 @@ def test_windows_that_are_given_back_do_not_change_the_output(
     run(rng, overlap=overlap, kind=kind, has_faults=has_faults and kind in (None, "holds", "interruptions"))
 
 
-@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
 def test_scenarios_with_windows_exercise_what_they_claim(overlap: bool) -> None:
     by_windows: dict[bool, list[Report]] = {True: [], False: []}
     for seed in range(100):

@@ -56,7 +56,7 @@ def wake(bench: WeightBench, *tags: SleepTag) -> Refusal | None:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "level"), [(1, 1), (2, 1), pytest.param(1, 2, marks=SLOW), pytest.param(2, 2, marks=SLOW)]
+    ("num_ranks", "level"), [(1, 1), *(pytest.param(*one, marks=SLOW) for one in ((2, 1), (1, 2), (2, 2)))]
 )
 def test_processes_give_memory_back_to_the_system(num_ranks: int, level: int, tmp_path: Path) -> None:
     """Weights of 51 MB and KV of 25 MB: the processes of all ranks shrink by nine tenths of that, and grow again."""

@@ -168,7 +168,8 @@ def test_stages_with_other_drafts_end_their_group(name: str, monkeypatch: pytest
         llm.generate(PROMPTS, bound)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_stage_ends_the_group_with_a_typed_error(number: signal.Signals, stand_ins: None) -> None:
     with on_cuda(pipeline_parallel_size=2) as llm:
         (pid,) = group_of(llm).pids()

@@ -28,7 +28,7 @@ def test_a_reader_that_has_left(command: str, monkeypatch: pytest.MonkeyPatch) -
         assert code in (0, ENDED_BY_SIGPIPE)
 
 
-@pytest.mark.parametrize("arguments", [("doctor",), ("inspect",)])
+@pytest.mark.parametrize("arguments", [("doctor",), pytest.param(("inspect",), marks=pytest.mark.slow)])
 def test_a_pipe_to_head(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "pagewood.server", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

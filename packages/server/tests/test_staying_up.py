@@ -172,6 +172,7 @@ def test_answers_of_which_no_client_has_got_a_part_survive_kill_9(folder: Path) 
         server.close()
 
 
+@pytest.mark.slow
 def test_pauses_of_one_request_and_of_all_outlast_the_engine(server: Server) -> None:
     expected = text_of(server.http.post("/v1/completions", json=SHORT).text)
 
