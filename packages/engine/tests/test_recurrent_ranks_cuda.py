@@ -10,6 +10,8 @@ at a time, and each is found.
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from adapter_bench import Bench, check_scores
 from adapter_folders import changeable, write_adapter
 from cuda_ranks import small, use_stand_ins
 from families.case import Case, build
+from families.changed import with_next_prediction
 from families.registry import CASES, deep
 from group_in_threads import ranks_are_threads
 from node_threads import over_nodes
@@ -32,10 +35,12 @@ from pagewood.engine.core.loop import Engine
 from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.models.parts import gated_delta, short_convolution, state_space
 from pagewood.engine.models.parts.channel_delta import ChannelDelta
+from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter
+from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.cuda.state_memory import CUDAStates
 from pagewood.engine.runner.ranks import following as following_ranks
-from pressed import Answer, found, say_the_same
+from pressed import PROMPTS, Answer, found, say_the_same
 from random_traffic import check_alike
 from seeded_faults import Edit, seed_fault, slow_ones
 from stand_ins import flashinfer_torch
@@ -117,8 +122,19 @@ def test_stages_answer_as_the_cpu(name: str, tmp_path: Path) -> None:
             assert say_the_same(on_devices(tmp_path, **options), expected)
 
 
-@pytest.mark.parametrize("options", [STAGES, *(pytest.param(one, marks=pytest.mark.slow)
-                                                    for one in (RANKS, BOTH))])  # fmt: skip
+DRAFTS: dict[str, Any] = {"speculative": "ngram", "speculative_control": "fixed"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        STAGES,
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in (RANKS, BOTH, {**RANKS, **DRAFTS}, {**STAGES, **DRAFTS})
+        ),
+    ],
+)
 def test_ranks_with_a_device_each_have_graphs(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +179,73 @@ def test_random_traffic_has_the_tokens_of_one_device(options: dict[str, Any], tm
     assert sum(check_alike(whole, ranked, seed, build=made) for seed in range(3)) > 0
 
 
+def knows(texts: Sequence[Sequence[int]], monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
+    """Let n-grams draft what follows in a text, often wrongly; return how many drafts were right and wrong."""
+    counts = Counter[bool]()
+
+    def draft(own: object, request: DraftRequest) -> tuple[torch.Tensor, torch.Tensor]:
+        del own
+        drafts = torch.zeros(len(request.rows), request.num_drafts, dtype=torch.int32)
+        for one, row, length in zip(drafts, request.rows.tolist(), request.lengths.tolist(), strict=True):
+            known = request.tokens[row, :length].tolist()
+            right = next((text[length:] for text in texts if list(text[:length]) == known), [])[: len(one)]
+            is_wrong = [(7 * (length + step)) % 10 < 3 for step in range(len(right))]
+            one[: len(right)] = torch.tensor(
+                [(token + 1) % 90 if wrong else token for token, wrong in zip(right, is_wrong, strict=True)]
+            )
+            counts.update(not wrong for wrong in is_wrong)
+        return drafts, torch.full((len(drafts),), request.num_drafts, dtype=torch.int32)
+
+    monkeypatch.setattr(NgramDrafter, "draft", draft)
+    return counts
+
+
+def drafting(kind: str, folder: Path) -> dict[str, Any]:
+    """Return the options of an engine that drafts in every step, and make its draft model beside the folder."""
+    own: dict[str, Any] = {**DRAFTS, "speculative": kind, "speculative_num_tokens": 3}
+    if kind == "draft":
+        build(CASES["llama"], folder.parent / "draft")
+        own["speculative_model"] = str(folder.parent / "draft")
+    return own
+
+
+DRAFTED = [
+    ("qwen3.5", RANKS), ("qwen3.5", STAGES), ("qwen3.5", BOTH), ("qwen3.5", {**STAGES, "overlap": True}),
+    ("granite4-groups", RANKS), ("granite4-groups", STAGES), ("lfm2", RANKS), ("lfm2", STAGES), ("falcon-h1", BOTH),
+    ("mamba2", RANKS), ("mamba2", BOTH), ("kimi-linear", BOTH), ("none in the first", STAGES),
+    ("none in the second", STAGES),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param(*one, marks=() if one == ("qwen3.5", BOTH) else pytest.mark.slow) for one in DRAFTED],
+)
+def test_drafts_change_no_answer(
+    name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank goes back to where a row ends; some drafts are right, and some wrong."""
+    build(STAGED.get(name) or CASES[name], tmp_path)
+    expected = on_devices(tmp_path)
+    counts = knows([[*prompt, *one.tokens] for prompt, one in zip(PROMPTS * 2, expected, strict=True)], monkeypatch)
+    assert say_the_same(on_devices(tmp_path, **drafting("ngram", tmp_path), **options), expected)
+    assert min(counts.values()) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [RANKS, STAGES, BOTH, {**RANKS, "num_continuous_decode_steps": 3}])
+@pytest.mark.parametrize("kind", ["ngram", "draft", "eagle"])
+def test_drafts_of_all_kinds_change_no_answer(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """On two hosts too."""
+    build(STAGED["qwen3.5"], tmp_path / "plain")
+    folder = with_next_prediction(tmp_path / "plain", tmp_path / "model")
+    expected, drafts = on_devices(folder), drafting(kind, folder)
+    config = over_nodes(2, EngineConfig(device="cuda", **options))
+    hosts: dict[str, Any] = {"nnodes": 2, "master_addr": config.master_addr}
+    for own in ({}, hosts):
+        assert say_the_same(on_devices(folder, **drafts, **options, **own), expected)
+
+
 _ROWS = "found.append(np.arange(start + units.start * size, start + units.stop * size))"
 _OTHER_ROWS = "found.append(np.arange(start, start + len(units) * size))"
 _BATCH = "assert isinstance(batch, Batch)"
@@ -201,6 +284,31 @@ def test_seeded_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.
     expected = found(tmp_path)
     seed_fault([edit], monkeypatch)
     assert not say_the_same(on_devices(tmp_path, **options), expected)
+
+
+def at_verification(change: str) -> Edit:
+    """Return an edit by which states get other arrays of a step that verifies."""
+    return CUDARunner, "_queue_verify", "of_verify(host, step,", f"of_verify(host, replace(step, {change}),"
+
+
+_MORE = "certain=step.certain + ({})"
+_EARLY = "state_copies=(step.state_copies.view(-1, 4) - ({}) * torch.eye(4, dtype=torch.int32)[2]).flatten()"
+_OF_RANK_1, _OF_STAGE_1 = "self._model.shard.rank == 1", "self._is_last"
+OF_DRAFTS: dict[str, tuple[str, dict[str, Any], Edit]] = {
+    "a rejected draft stays in the state of one rank": ("qwen3.5", RANKS, at_verification(_MORE.format(_OF_RANK_1))),
+    "a stage does not go back": ("qwen3.5", STAGES, at_verification(_MORE.format(_OF_STAGE_1))),
+    "a rank keeps a state of the position before": ("lfm2", RANKS, at_verification(_EARLY.format(_OF_RANK_1))),
+    "a stage keeps a state of the position before": ("lfm2", STAGES, at_verification(_EARLY.format(_OF_STAGE_1))),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_DRAFTS)
+def test_seeded_faults_of_drafts_are_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, options, edit = OF_DRAFTS[name]
+    seed_fault([edit], monkeypatch)
+    with pytest.raises(AssertionError, match="say_the_same"):
+        test_drafts_change_no_answer(case, options, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow

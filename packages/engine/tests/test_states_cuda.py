@@ -497,10 +497,6 @@ def test_seeded_faults_of_drafts_are_found(fault: str, folder: Path) -> None:
         ),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be at most 1, the number of layers with"),
         (
-            {"speculative": "ngram", "tensor_parallel_size": 2},
-            "speculative must be off for .* recurrent layers such as Lfm2ForCausalLM on several CUDA devices",
-        ),
-        (
             {"host_cache_gb": 0.1, "tensor_parallel_size": 2},
             "host_cache_gb must be None for .* on several CUDA devices",
         ),

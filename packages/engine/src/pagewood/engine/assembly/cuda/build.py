@@ -370,7 +370,7 @@ def _check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
         return
     several = "several CUDA devices"
     for name, off, where in (
-        ("enable_dp_attention", False, "CUDA"), ("speculative", "off", several), ("host_cache_gb", None, several)
+        ("enable_dp_attention", False, "CUDA"), ("host_cache_gb", None, several)
     ):  # fmt: skip
         value = getattr(config, name)
         if value != off and config.num_ranks > 1:
