@@ -17,7 +17,7 @@ from node_threads import following, free_port
 from pagewood.engine.api import EngineConfig, SamplingParams
 from pagewood.engine.model_folder.folder import model_folder
 from pagewood.engine.offline.llm import LLM
-from pagewood.engine.runner.cuda.pages_of_ranks import ImageParts
+from pagewood.engine.runner.cuda.pages_of_ranks import ImageParts, ImageSizes
 from pagewood.engine.runner.ranks.ranked_pages import FollowedPages
 from ranked_engines import group_of, is_alive
 from seeded_faults import Edit, seed_fault, slow_ones
@@ -132,3 +132,9 @@ def test_parts_of_an_image_lie_side_by_side() -> None:
     parts = ImageParts(sizes=[2, 5, 3])
     assert parts.num_bytes == 10
     assert [parts.of(images, rank)[1].tolist() for rank in range(3)] == [[10, 11], [12, 13, 14, 15, 16], [17, 18, 19]]
+
+
+def test_ranks_have_as_many_parts_of_a_state_as_the_one_with_most() -> None:
+    assert ImageSizes.of([5, 7], [0, 0]) == ImageSizes(by_rank=[5, 7], num_state_parts=0)
+    assert ImageSizes.of([100, 300], [1000, 0]) == ImageSizes(by_rank=[100, 300], num_state_parts=10)
+    assert ImageSizes.of([64, 64], [128_000, 6400]) == ImageSizes(by_rank=[256, 64], num_state_parts=512)

@@ -62,6 +62,7 @@ from pagewood.engine.runner.cuda.kernels.flashinfer_api import HEAD_DIMS, LARGE_
 from pagewood.engine.runner.cuda.kernels.flashinfer_compile import KernelNeeds, compile_experts, compile_kernels
 from pagewood.engine.runner.cuda.kernels.invariance import heads_by_row, linear_by_row
 from pagewood.engine.runner.cuda.ops import CUDAOps
+from pagewood.engine.runner.cuda.pages_of_ranks import ImageSizes
 from pagewood.engine.runner.cuda.runner import CUDARunner, Ranked
 from pagewood.engine.runner.processors import Process
 from pagewood.engine.runner.ranks.notes import TABLES_EVERY
@@ -93,12 +94,18 @@ class BuiltRunner:
     """The window of each group of layers; None: its layers see all positions."""
     page_bytes: Sequence[int]
     """Bytes of the part of a page that each rank has."""
+    image_sizes: ImageSizes
     announces_pages: bool
     adapters: CUDAAdapters | None
     """The adapters of its projections; None: the runner has no adapters."""
     images: ImageUseOfModel
     """Whether it takes images, with the tower on the device."""
     weights: DeviceWeights
+
+    @property
+    def state_memory(self) -> PageMemory | None:
+        """The memory of states; None: no layer is recurrent."""
+        return None if self.runner.recurrent is None else self.runner.recurrent.memory
 
 
 def build_cuda_engine(
@@ -210,11 +217,10 @@ def _engine_on(
         page_bytes=sum(built.page_bytes) // config.num_pools,
         rank_places=() if ranks is None else ranks.group.places,
     )
-    recurrent = built.runner.recurrent
     make_cache = (
-        tiered_cache(config, digest, built.memory, states=recurrent and recurrent.memory)
+        tiered_cache(config, digest, built.memory, states=built.state_memory)
         if ranks is None
-        else ranks.make_cache(config, digest, built.memory, built.num_pages, built.page_bytes)
+        else ranks.make_cache(config, digest, built)
     )
     control = draft_control(config, computes_padding=True)
     if control is not None:
@@ -366,22 +372,10 @@ def _check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
     Raises:
         ValueError: there is such an option.
     """
-    if model.states is None:
-        return
-    several = "several CUDA devices"
-    for name, off, where in (
-        ("enable_dp_attention", False, "CUDA"), ("host_cache_gb", None, several)
-    ):  # fmt: skip
-        value = getattr(config, name)
-        if value != off and config.num_ranks > 1:
-            raise ValueError(
-                f"{name} must be {off} for models with recurrent layers such as {model.architecture} on {where}, "
-                f"got {value}"
-            )
-    if config.host_cache_gb is not None and not model.paged:
+    if model.states is not None and config.enable_dp_attention:
         raise ValueError(
-            f"host_cache_gb must be None for a model without attention such as {model.architecture} on CUDA, "
-            f"got {config.host_cache_gb}"
+            "enable_dp_attention must be False for models with recurrent layers such as "
+            f"{model.architecture} on CUDA, got True"
         )
 
 
@@ -538,10 +532,11 @@ def build_cuda_runner(
     if config.max_total_tokens is not None:  # each rank has its part of the requests, and of their tokens
         of_rank = replace(config, max_total_tokens=config.max_total_tokens // config.num_pools)
     num_pages = budget.num_pages(of_rank, longest=None if model.whole.paged else longest)
-    page_bytes = [parts.page_bytes]
+    page_bytes, state_bytes = [parts.page_bytes], [parts.state_bytes]
     if rank is not None:
         num_pages = min(rank.store.numbers("pages", num_pages))
         page_bytes = rank.store.numbers("bytes of a page", parts.page_bytes)
+        state_bytes = rank.store.numbers("bytes of a state", parts.state_bytes)
     max_length = longest_request(
         groups.windows,
         num_pages * len(groups.windows),
@@ -573,6 +568,7 @@ def build_cuda_runner(
         max_length=max_length,
         windows=groups.windows,
         page_bytes=page_bytes,
+        image_sizes=ImageSizes.of(page_bytes, state_bytes),
         announces_pages=parts.has_drafts_beside,
         adapters=adapters,
         images=images,
@@ -648,12 +644,17 @@ class _Parts:
             return frames
         return frames + -(-more.bytes_per_page * num_groups // self.groups.windows.count(None))
 
+    @property
+    def state_bytes(self) -> int:
+        """Size of a state; 0: no layer is recurrent."""
+        states = self.model.config.states
+        return 0 if states is None else states.bytes_per_page
+
     def kv_bytes(self, num_pages: int, num_states: int) -> int:
         """Return the size of the memory that `runner` allocates for pages and states."""
         more = 0 if self.draft_layout is None else self.draft_layout.bytes_per_page
         num_frames = num_pages * len(self.groups.windows)
-        states = self.model.config.states
-        size = 0 if states is None else (num_states + 1) * states.bytes_per_page
+        size = (num_states + 1) * self.state_bytes
         return size + (num_frames + 1) * self.layout.bytes_per_page + (self.num_drafted(num_frames) + 1) * more
 
     def num_drafted(self, num_frames: int) -> int:

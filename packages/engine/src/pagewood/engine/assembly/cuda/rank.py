@@ -41,7 +41,7 @@ from pagewood.engine.models.stage import NO_HEAD, Stage, stages_of
 from pagewood.engine.node_address import Address
 from pagewood.engine.runner.cuda.division import RequestDivision
 from pagewood.engine.runner.cuda.exchange import Exchange, GlooExchange, GroupPlace, NCCLExchange
-from pagewood.engine.runner.cuda.pages_of_ranks import FirstPart, ImageParts
+from pagewood.engine.runner.cuda.pages_of_ranks import FirstPart, ImageParts, ImageSizes
 from pagewood.engine.runner.cuda.rank_store import LOCAL, RankStore, join_store, open_store
 from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.cuda.stage_relay import Channel, GlooChannel, NCCLChannel, StageRelay
@@ -61,14 +61,15 @@ from pagewood.engine.runner.ranks.stage_memory import StageMemory
 from pagewood.engine.runner.ranks.staged_runner import StagedRunner, StageWatch
 from pagewood.engine.runner.trainer_groups import TrainerGroups
 from pagewood.kvpool.memory import PageMemory
-from pagewood.kvpool.tiers import TieredIndex
+from pagewood.kvpool.tiers import StatePages, TieredIndex
 from pagewood.kvpool.tiers.pages.arrays import Bytes
 from pagewood.kvpool.tiers.pages.device import DevicePages
-from pagewood.kvpool.tiers.torch_pages import device_pages, pinned
+from pagewood.kvpool.tiers.torch_pages import device_pages, pinned, with_states
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pagewood.engine.assembly.cuda.build import BuiltRunner
     from pagewood.engine.runner.ranks.segment import Segment
 
 _log = logging.getLogger(__name__)
@@ -140,28 +141,23 @@ class CUDARanks:
         self,
         config: EngineConfig,
         digest: ModelDigest,
-        memory: PageMemory,
-        num_pages: int,
-        page_bytes: Sequence[int],
+        built: BuiltRunner,
     ) -> Callable[[], TieredIndex] | None:
-        """Return what `tiered_cache` does, of the pages of all ranks.
-
-        Args:
-            config: of the engine.
-            digest: of the model.
-            memory: of the pages of rank 0, and of one that its runner has for itself.
-            num_pages: of each rank.
-            page_bytes: of each rank, bytes of its part of a page, or of a page of its own requests.
+        """Return what `tiered_cache` does, of the pages and states of all ranks; `built` is that of rank 0.
 
         Raises:
             ValueError: the host has no room for the cache.
         """
+        memory, sizes = built.memory, built.image_sizes
         here, whole, by_request = range(1, self.group.num_here), None, list[DevicePages]()
         if self.own.images is not None:
-            images, parts = _shared_images(config, self.own.images, page_bytes, memory)
-            own, layout = device_pages(memory), f"{memory.layout}"
+            images, parts = _shared_images(config, self.own.images, sizes, memory)
+            own, layout = _pages_of(built), f"{memory.layout}"
+            states = own if isinstance(own, StatePages) else None
+            if states is not None:
+                layout += f" {states.num_parts} parts of a state"
             if parts is None:
-                page = PagesElsewhere(page_bytes[0])
+                page = PagesElsewhere(sizes.by_rank[0])
                 by_request = [
                     RankedPages(page, images, self.group, ranks=here[one : one + 1]) for one in range(len(here))
                 ]
@@ -172,11 +168,12 @@ class CUDARanks:
                     f" on {self.own.shard.count} ranks of a stage, of which this one has {stage}; "
                     f"parts {list(parts.sizes)}"
                 )
-            whole = WholePages(pages=own, images=images, layout=layout)
-        part = None if config.nnodes == 1 else _host_part(config, 0, page_bytes, self.group)
+            whole = WholePages(pages=own, images=images, layout=layout, states=states)
+        part = None if config.nnodes == 1 else _host_part(config, 0, sizes, self.group)
         return tiered_cache(
-            config, digest, memory, whole=whole, part=part, by_request=by_request, pages_of_rank=num_pages
-        )
+            config, digest, memory, states=built.state_memory, whole=whole, part=part, by_request=by_request,
+            pages_of_rank=built.num_pages,
+        )  # fmt: skip
 
     def runner(self, runner: CUDARunner) -> RankedRunner:
         """Return what gives batches to all ranks, when all of them are ready; `runner` is that of rank 0."""
@@ -323,14 +320,14 @@ def make_rank(
 
 
 def _shared_images(
-    config: EngineConfig, descriptor: int, page_bytes: Sequence[int], memory: PageMemory
+    config: EngineConfig, descriptor: int, sizes: ImageSizes, memory: PageMemory
 ) -> tuple[Bytes, ImageParts | None]:
     """Return the host cache of the ranks of rank 0's host, `[num_images, bytes of an image]`.
 
     Args:
         config: with a host cache.
         descriptor: of the memory that they share, which gets its size here.
-        page_bytes: of each rank, see `CUDARanks.make_cache`.
+        sizes: of images.
         memory: of the pages of this rank.
 
     Returns:
@@ -339,11 +336,11 @@ def _shared_images(
     Raises:
         ValueError: it has no room for a page, or cannot be pinned.
     """
-    parts, size, host_bytes = None, page_bytes[0], page_bytes[0]
+    parts, size, host_bytes = None, sizes.by_rank[0], sizes.by_rank[0]
     if not config.enable_dp_attention:
-        parts = ImageParts(sizes=page_bytes[: config.ranks_per_node])
-        size, host_bytes = parts.num_bytes, _host_page_bytes(config, page_bytes)
-    num_pages = num_images(config, host_bytes)
+        parts = ImageParts(sizes=sizes.by_rank[: config.ranks_per_node])
+        size, host_bytes = parts.num_bytes, _host_page_bytes(config, sizes)
+    num_pages = num_images(config, host_bytes, num_parts=sizes.num_state_parts)
     os.ftruncate(descriptor, num_pages * size)
     images = mapped(descriptor).reshape(num_pages, size)
     if memory.device.type == "cpu":
@@ -355,18 +352,25 @@ def _shared_images(
         raise ValueError(f"host_cache_gb must be memory that can be pinned for a GPU: {error}") from error
 
 
-def _host_page_bytes(config: EngineConfig, page_bytes: Sequence[int]) -> int:
-    """Return the bytes of a page on the host that has most of it; see `Sizes`."""
+def _pages_of(built: BuiltRunner) -> DevicePages:
+    """Return the pages of a rank, with its states in as many parts as on all ranks."""
+    pages, num_parts = device_pages(built.memory), built.image_sizes.num_state_parts
+    return with_states(pages, built.state_memory, num_parts=num_parts) if num_parts else pages
+
+
+def _host_page_bytes(config: EngineConfig, sizes: ImageSizes) -> int:
+    """Return the bytes of an image on the host that has most of it; see `Sizes`."""
     num = config.ranks_per_node
-    return max(sum(page_bytes[first : first + num]) for first in range(0, config.num_ranks, num))
+    return max(sum(sizes.by_rank[first : first + num]) for first in range(0, config.num_ranks, num))
 
 
-def _host_part(config: EngineConfig, rank: int, page_bytes: Sequence[int], group: Group | None = None) -> HostPart:
+def _host_part(config: EngineConfig, rank: int, sizes: ImageSizes, group: Group | None = None) -> HostPart:
     """Return what a process copies of all pages; rank 0 has the `group`."""
     return HostPart(
         rank=rank,
         has_whole_pages=config.enable_dp_attention,
-        host_page_bytes=_host_page_bytes(config, page_bytes),
+        host_page_bytes=_host_page_bytes(config, sizes),
+        num_state_parts=sizes.num_state_parts,
         group=group,
     )
 
@@ -374,8 +378,7 @@ def _host_part(config: EngineConfig, rank: int, page_bytes: Sequence[int], group
 def _followed_pages(
     config: EngineConfig,
     rank: CUDARank,
-    memory: PageMemory,
-    page_bytes: Sequence[int],
+    built: BuiltRunner,
     begin: Begin,
     say: Callable[[FromRank], None],
 ) -> FollowedPages | None:
@@ -383,12 +386,12 @@ def _followed_pages(
     if config.host_cache_gb is None:
         return None
     if rank.images is not None:
-        images, parts = _shared_images(config, rank.images, page_bytes, memory)
+        images, parts = _shared_images(config, rank.images, built.image_sizes, built.memory)
         own = images if parts is None else parts.of(images, rank.number)
-        return FollowedPages(device_pages(memory), own, {}, say)
-    part, mark = _host_part(config, rank.number, page_bytes), f"stages begin at {begin.cuts}" * bool(begin.cuts)
+        return FollowedPages(_pages_of(built), own, {}, say)
+    part, mark = _host_part(config, rank.number, built.image_sizes), f"stages begin at {begin.cuts}" * bool(begin.cuts)
     digest = ModelDigest(model_folder(config.model))
-    return followed_pages(config, digest, memory, mark=mark, part=part, talk=say)
+    return followed_pages(config, digest, built.memory, mark=mark, part=part, states=built.state_memory, talk=say)
 
 
 def _has_devices(config: EngineConfig) -> bool:
@@ -462,7 +465,7 @@ def follower(
     built = build_cuda.build_cuda_runner(
         device, flashinfer, config, model_folder(config.model), processors=processors, rank=rank, progress=progress
     )
-    pages = _followed_pages(config, rank, built.memory, built.page_bytes, begin, say)
+    pages = _followed_pages(config, rank, built, begin, say)
     folder, own = model_folder(config.model), CUDAPart(device, built, rank=begin.rank)
     part = ModelWeights(folder, own, groups=TrainerGroups(device.torch_device))
     adapters = None

@@ -84,6 +84,8 @@ class WholePages:
     """`[num_images, image]`, memory of the host for them."""
     layout: str
     """All that the meaning of an image depends on."""
+    states: StatePages | None = None
+    """Pages and states of rank 0, which name the parts of states on all ranks; None: no layer is recurrent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +140,8 @@ class TieredCaches:
         assert config.host_cache_gb is not None
         self._device = device_pages(memory) if whole is None else whole.pages
         num_parts = 0 if part is None else part.num_state_parts
-        self._states: StatePages | None = None
-        if states is not None or num_parts:
+        self._states: StatePages | None = None if whole is None else whole.states
+        if whole is None and (states is not None or num_parts):
             self._device = self._states = with_states(self._device, states, num_parts=num_parts or None)
         page_bytes, layout = self._device.page_bytes, repr(memory.layout) if whole is None else whole.layout
         if frames is not None:
