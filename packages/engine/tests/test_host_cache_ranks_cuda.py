@@ -105,6 +105,22 @@ def test_processes_share_the_memory_of_the_host_cache(tmp_path: Path, monkeypatc
     assert not any(map(is_alive, pids))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("patient_requests")
+def test_stages_may_copy_pages_before_they_draft_and_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pages of a prompt are copied while the first step with drafts computes what a draft model has of them."""
+    use_stand_ins(monkeypatch)
+    ranks_are_threads(monkeypatch)
+    began = "images, slots = self._images, message.slots"
+    late: Edit = (FollowedPages, "_moved", began, f"__import__('time').sleep(0.3 * message.is_out); {began}")
+    seed_fault([late], monkeypatch)
+    found = recalled(tmp_path, pipeline_parallel_size=2, **DRAFT, speculative_control="fixed")
+    assert [num for _, num in found] == [0, 96]
+    assert len({tokens for tokens, _ in found}) == 1
+
+
 NOTHING_IN: Edit = (FollowedPages, "_moved", "self._own.write(message.pages, images, slots, _ignore)", "pass")
 FAULTS: dict[str, tuple[Edit, dict[str, Any]]] = {
     "a rank copies nothing in": (NOTHING_IN, {}),

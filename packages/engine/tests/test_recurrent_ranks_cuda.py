@@ -149,7 +149,7 @@ def test_ranks_with_a_device_each_have_graphs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [RANKS, STAGES])
+@pytest.mark.parametrize("options", [RANKS, {**STAGES, **DRAFTS, "host_cache_gb": 0.001}])
 def test_processes_answer_as_the_cpu(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(deep("qwen3.5"), tmp_path)
     use_stand_ins(monkeypatch)

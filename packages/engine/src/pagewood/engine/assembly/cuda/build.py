@@ -699,6 +699,7 @@ class _Parts:
             max_length=max_length,
             dtype=dtype,
             batch_invariant=config.batch_invariant,
+            trusts_cached=config.pipeline_parallel_size == 1 or config.host_cache_gb is None,
         )
         rows = self.images.of_rows(config.num_rows)
         runner = CUDARunner(

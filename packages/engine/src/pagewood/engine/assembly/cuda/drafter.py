@@ -170,13 +170,17 @@ class LoadedDrafter:
         max_length: int,
         dtype: str,
         batch_invariant: bool,
+        trusts_cached: bool,
     ) -> Drafter | None:
-        """Return the drafter, with its KV memory; None: it is a head of another stage."""
+        """Return the drafter, with its KV memory; None: it is a head of another stage.
+
+        For `trusts_cached` see `DraftModel`.
+        """
         options: dict[str, Any] = {
             "max_rows": max_rows, "max_length": max_length, "dtype": dtype, "batch_invariant": batch_invariant
         }  # fmt: skip
         if self.model is not None and storage is not None:
-            return DraftModel(self.model, storage, flashinfer, device, **options)
+            return DraftModel(self.model, storage, flashinfer, device, **options, trusts_cached=trusts_cached)
         if self.head is not None and storage is not None:
             return EagleDrafter(self.head, storage, flashinfer, device, **options)
         return None if self.drafts_ahead else NgramDrafter()

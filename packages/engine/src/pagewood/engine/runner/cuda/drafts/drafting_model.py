@@ -47,11 +47,12 @@ class DraftModel:
     """`Drafter` with a model of the target's vocabulary.
 
     Invariant: before a row's drafts, its KV is computed from the first position that may lack it. A cached prefix
-    counts as computed, so a prefix that was never drafted for makes drafts worse. The text never depends on it.
+    counts as computed if it is trusted, so a prefix that was never drafted for makes drafts worse. The text never
+    depends on it.
     """
 
     __slots__ = (
-        "_attention", "_device", "_done", "_filters", "_lags", "_max_rebuilt", "_model", "_rotations",
+        "_attention", "_device", "_done", "_filters", "_lags", "_max_rebuilt", "_model", "_rotations", "_trusts_cached",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +67,7 @@ class DraftModel:
         dtype: str | None = None,
         batch_invariant: bool = False,
         max_rebuilt: int = MAX_REBUILT,
+        trusts_cached: bool = True,
     ) -> None:
         """Draft with `model`.
 
@@ -79,12 +81,15 @@ class DraftModel:
             dtype: of activations.
             batch_invariant: whether drafts must not depend on the batch; the text does not in either case.
             max_rebuilt: see `MAX_REBUILT`.
+            trusts_cached: whether cached prefixes count as computed. A page may be copied to lower tiers before a step
+                computes its drafts or afterwards, so it may not be the same in all stages when it comes back.
         """
         config = model.config
         self._model = model
         self._device = device
         self._filters = None if batch_invariant else flashinfer
         self._max_rebuilt = max_rebuilt
+        self._trusts_cached = trusts_cached
         self._done = np.zeros(max_rows, np.int32)  # contents written by: note
         """[rows] positions of each row that are computed, until its first drafts."""
         self._lags = np.zeros(max_rows, np.int32)  # contents written by: note, _spans
@@ -111,7 +116,7 @@ class DraftModel:
     def note(self, batch: Batch) -> None:
         """Follow the rows of a step; called before its drafts, if it has any."""
         admitted = batch.rows[batch.admitted]
-        self._done[admitted], self._lags[admitted] = batch.starts[batch.admitted], 0
+        self._done[admitted], self._lags[admitted] = batch.starts[batch.admitted] * self._trusts_cached, 0
         plain = batch.rows[batch.sampled[batch.num_promised == 1]]
         self._lags[plain] += self._lags[plain] > 0
 
