@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,34 @@ def test_every_token_and_every_wanted_state_is_where_all_ranks_expect_it(seed: i
         assert torch.equal(sums, count * mine)
 
     on_ranks(count, work)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_state_has_a_place_in_the_memory_of_its_rank(seed: int) -> None:
+    """In steps with and without drafts; a rank without grants leaves one in the place of its runner."""
+    rng, count, num_rows, num_states = random.Random(seed), 3, 6, 7
+    tables = TableShape(max_rows=num_rows, tokens_per_row=20, pages_per_row=5, page_size=4, num_states=num_states + 1)
+    owners, batch = [rng.randrange(count) for _ in range(num_rows)], random_batch(rng, num_rows)
+    states, copies = list[list[int]](), list[list[int]]()
+    for grant, (row, start) in enumerate(zip(batch.rows.tolist(), batch.starts.tolist(), strict=True)):
+        first, (source, target, saved) = num_states * owners[row], rng.sample(range(num_states), 3)
+        states.append([rng.choice((-1, first + source)), first + target])
+        copies += [[grant, start + 1, first + saved]] * rng.randrange(2)
+    batch = replace(batch, states=np.array(states, np.int32), state_copies=np.array(copies, np.int32).reshape(-1, 3))
+    for rank in range(count):
+        division = RequestDivision(
+            exchange=ThreadExchange(lambda x: [x]), rank=rank, count=count, num_pages=9, num_states=num_states,
+            owners=np.array(owners, np.int32),
+        )  # fmt: skip
+        noted, first = division.note(batch), rank * num_states
+        mine = [grant for grant, row in enumerate(batch.rows.tolist()) if owners[row] == rank]
+        expected = [[max(-1, place - first) for place in states[grant]] for grant in mine] or [[-1, num_states]]
+        copied = {grant: (length, place - first) for grant, length, place in copies}
+        saves = [[copied.get(grant, (0, -1))[1]] + [-1] * int(batch.counts[grant] - 1) for grant in mine] or [[-1]]
+        arrays, _ = division.arrays(noted, tables)
+        assert arrays.states.reshape(-1, 2).tolist() == expected
+        assert arrays.state_saves.tolist() == [place for grant in saves for place in grant]
+        verified = division.verified(noted, tables).batch
+        assert verified.states.tolist() == expected
+        found = [[number, *copied[grant]] for number, grant in enumerate(mine) if grant in copied]
+        assert verified.state_copies.tolist() == found

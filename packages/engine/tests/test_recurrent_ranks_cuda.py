@@ -31,10 +31,11 @@ from group_in_threads import ranks_are_threads
 from node_threads import over_nodes
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.cuda.build import build_on
-from pagewood.engine.core.loop import Engine
+from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.model_folder.adapter_modules import model_modules
 from pagewood.engine.models.parts import gated_delta, short_convolution, state_space
 from pagewood.engine.models.parts.channel_delta import ChannelDelta
+from pagewood.engine.runner.cuda.division import RequestDivision
 from pagewood.engine.runner.cuda.drafts.lookup import NgramDrafter
 from pagewood.engine.runner.cuda.drafts.verify import DraftRequest
 from pagewood.engine.runner.cuda.runner import CUDARunner
@@ -52,6 +53,8 @@ pytestmark = pytest.mark.usefixtures("small_buffers")
 RANKS: dict[str, Any] = {"tensor_parallel_size": 2}
 STAGES: dict[str, Any] = {"pipeline_parallel_size": 2}
 BOTH: dict[str, Any] = {**RANKS, **STAGES}
+DIVIDING: dict[str, Any] = {**RANKS, "enable_dp_attention": True}
+BY_REQUEST: dict[str, Any] = {**DIVIDING, "max_running": 4, "max_total_tokens": 160, "state_places": 10}
 KIMI = replace(
     CASES["kimi-linear"],
     extra={
@@ -109,6 +112,23 @@ def test_ranks_answer_as_the_cpu(name: str, tmp_path: Path) -> None:
         assert on_devices(tmp_path, tensor_parallel_size=4, batch_invariant=True, overlap=False) == expected
 
 
+@pytest.mark.parametrize("name", slow_ones(DIVIDED, *DIVIDED[1:]))
+def test_ranks_by_request_answer_as_the_cpu(name: str, tmp_path: Path) -> None:
+    """Each has whole recurrent layers, and the states of its own requests."""
+    build(CASES[name], tmp_path)
+    infos: list[EngineInfo] = []
+
+    def noted(config: EngineConfig, **links: Any) -> Engine:
+        engine = made(config, **links)
+        infos.append(engine.info)
+        return engine
+
+    two = found(tmp_path, build=noted, device="cuda", dtype="float32", **BY_REQUEST)
+    assert say_the_same(two, found(tmp_path))
+    assert sum(one.num_cached for one in two) > 0
+    assert infos[0].num_states == BY_REQUEST["state_places"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STAGED)
 def test_stages_answer_as_the_cpu(name: str, tmp_path: Path) -> None:
@@ -129,9 +149,10 @@ DRAFTS: dict[str, Any] = {"speculative": "ngram", "speculative_control": "fixed"
     "options",
     [
         STAGES,
+        BY_REQUEST,
         *(
             pytest.param(one, marks=pytest.mark.slow)
-            for one in (RANKS, BOTH, {**RANKS, **DRAFTS}, {**STAGES, **DRAFTS})
+            for one in (RANKS, BOTH, {**RANKS, **DRAFTS}, {**STAGES, **DRAFTS}, {**BY_REQUEST, "speculative": "ngram"})
         ),
     ],
 )
@@ -149,7 +170,7 @@ def test_ranks_with_a_device_each_have_graphs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [RANKS, {**STAGES, **DRAFTS, "host_cache_gb": 0.001}])
+@pytest.mark.parametrize("options", [RANKS, {**STAGES, **DRAFTS, "host_cache_gb": 0.001}, BY_REQUEST])
 def test_processes_answer_as_the_cpu(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(deep("qwen3.5"), tmp_path)
     use_stand_ins(monkeypatch)
@@ -157,7 +178,7 @@ def test_processes_answer_as_the_cpu(options: dict[str, Any], tmp_path: Path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [RANKS, STAGES, BOTH])
+@pytest.mark.parametrize("options", [RANKS, STAGES, BOTH, BY_REQUEST])
 def test_two_hosts_answer_as_one_device(options: dict[str, Any], tmp_path: Path) -> None:
     build(deep("qwen3.5"), tmp_path)
     expected = found(tmp_path)
@@ -167,7 +188,7 @@ def test_two_hosts_answer_as_one_device(options: dict[str, Any], tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [RANKS, STAGES, {**STAGES, "overlap": True}])
+@pytest.mark.parametrize("options", [RANKS, STAGES, {**STAGES, "overlap": True}, BY_REQUEST])
 def test_random_traffic_has_the_tokens_of_one_device(options: dict[str, Any], tmp_path: Path) -> None:
     """Chunks, hits, preemption and aborts."""
     build(deep("granite4-groups"), tmp_path)
@@ -175,7 +196,7 @@ def test_random_traffic_has_the_tokens_of_one_device(options: dict[str, Any], tm
         "max_running": 6, "chunked_prefill_size": 8, "max_total_tokens": 160, "max_length": 80, "state_places": 9,
         "schedule_conservativeness": 0.05,
     }  # fmt: skip
-    whole, ranked = small(tmp_path, max_running=6, max_total_tokens=2048), small(tmp_path, **few, **options)
+    whole, ranked = small(tmp_path, max_running=6, max_total_tokens=2048), small(tmp_path, **{**few, **options})
     assert sum(check_alike(whole, ranked, seed, build=made) for seed in range(3)) > 0
 
 
@@ -213,13 +234,16 @@ DRAFTED = [
     ("qwen3.5", RANKS), ("qwen3.5", STAGES), ("qwen3.5", BOTH), ("qwen3.5", {**STAGES, "overlap": True}),
     ("granite4-groups", RANKS), ("granite4-groups", STAGES), ("lfm2", RANKS), ("lfm2", STAGES), ("falcon-h1", BOTH),
     ("mamba2", RANKS), ("mamba2", BOTH), ("kimi-linear", BOTH), ("none in the first", STAGES),
-    ("none in the second", STAGES),
+    ("none in the second", STAGES), *((name, BY_REQUEST) for name in ("qwen3.5", "granite4-groups", "lfm2", "mamba2")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [pytest.param(*one, marks=() if one == ("qwen3.5", BOTH) else pytest.mark.slow) for one in DRAFTED],
+    [
+        pytest.param(*one, marks=() if one in (("qwen3.5", BOTH), ("lfm2", BY_REQUEST)) else pytest.mark.slow)
+        for one in DRAFTED
+    ],
 )
 def test_drafts_change_no_answer(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -233,7 +257,7 @@ def test_drafts_change_no_answer(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [RANKS, STAGES, BOTH, {**RANKS, "num_continuous_decode_steps": 3}])
+@pytest.mark.parametrize("options", [RANKS, STAGES, BOTH, BY_REQUEST, {**RANKS, "num_continuous_decode_steps": 3}])
 @pytest.mark.parametrize("kind", ["ngram", "draft", "eagle"])
 def test_drafts_of_all_kinds_change_no_answer(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     """On two hosts too."""
@@ -260,6 +284,18 @@ FAULTS: dict[str, tuple[Case, dict[str, Any], Edit]] = {
         STAGED["lfm2"], STAGES,
         (CUDARunner, "_launch", "slot = self._staging.take()",
          "batch.state_copies[:, 1] -= self._is_last; slot = self._staging.take()"),
+    ),
+    "ranks by request share places": (
+        CASES["lfm2"], BY_REQUEST,
+        (RequestDivision, "note", "states % np.int32(self.num_states)", "0 * states"),
+    ),
+    "a rank by request makes the copies of another one": (
+        CASES["qwen3-next"], BY_REQUEST,
+        (RequestDivision, "_states", "copies[is_own[copies[:, 0]]]", "copies[~is_own[copies[:, 0]]]"),
+    ),
+    "a rank by request finds the rows of the first one": (
+        CASES["qwen3-next"], BY_REQUEST,
+        (CUDARunner, "_states", "division.own(step.sources)", "step.sources[: len(step.positions)]"),
     ),
     "a rank has heads of another one": (
         CASES["granite4-states"], RANKS, (state_space, "rows_of", _ROWS, _OTHER_ROWS)
@@ -288,15 +324,20 @@ def test_seeded_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.
 
 def at_verification(change: str) -> Edit:
     """Return an edit by which states get other arrays of a step that verifies."""
-    return CUDARunner, "_queue_verify", "of_verify(host, step,", f"of_verify(host, replace(step, {change}),"
+    return CUDARunner, "_queue_verify", "of_verify(own_host, own,", f"of_verify(own_host, replace(own, {change}),"
 
 
-_MORE = "certain=step.certain + ({})"
-_EARLY = "state_copies=(step.state_copies.view(-1, 4) - ({}) * torch.eye(4, dtype=torch.int32)[2]).flatten()"
+_MORE = "certain=own.certain + ({})"
+_EARLY = "state_copies=(own.state_copies.view(-1, 4) - ({}) * torch.eye(4, dtype=torch.int32)[2]).flatten()"
 _OF_RANK_1, _OF_STAGE_1 = "self._model.shard.rank == 1", "self._is_last"
 OF_DRAFTS: dict[str, tuple[str, dict[str, Any], Edit]] = {
     "a rejected draft stays in the state of one rank": ("qwen3.5", RANKS, at_verification(_MORE.format(_OF_RANK_1))),
     "a stage does not go back": ("qwen3.5", STAGES, at_verification(_MORE.format(_OF_STAGE_1))),
+    "a rejected draft stays in the state of a request": (
+        "qwen3.5",
+        BY_REQUEST,
+        at_verification(_MORE.format(_OF_RANK_1)),
+    ),
     "a rank keeps a state of the position before": ("lfm2", RANKS, at_verification(_EARLY.format(_OF_RANK_1))),
     "a stage keeps a state of the position before": ("lfm2", STAGES, at_verification(_EARLY.format(_OF_STAGE_1))),
 }
@@ -312,7 +353,7 @@ def test_seeded_faults_of_drafts_are_found(name: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [RANKS, STAGES], ids=["ranks", "stages"])
+@pytest.mark.parametrize("options", [RANKS, STAGES, DIVIDING], ids=["ranks", "stages", "by request"])
 @pytest.mark.parametrize("name", ["qwen3.5", "granite4-groups", "lfm2", "kimi-linear"])
 def test_adapters_of_recurrent_layers_compute_what_peft_does(
     name: str, options: dict[str, Any], tmp_path: Path

@@ -491,10 +491,6 @@ def test_seeded_faults_of_drafts_are_found(fault: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"tensor_parallel_size": 2, "enable_dp_attention": True},
-            "enable_dp_attention must be False for .* Lfm2ForCausalLM on CUDA, got True",
-        ),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be at most 1, the number of layers with"),
         ({"state_places": 2}, "state_places must be at least max_running 4, got 2"),
     ],

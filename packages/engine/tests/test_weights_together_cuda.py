@@ -98,6 +98,7 @@ WAYS: dict[str, Way] = {
     "stages on hosts": Way({**STAGES, "nnodes": 2}),
     "ranks with recurrent layers": Way({"tensor_parallel_size": 2}, "falcon-h1"),
     "stages with recurrent layers": Way(STAGES, "falcon-h1"),
+    "by request with recurrent layers": Way(BY_REQUEST, "falcon-h1"),
     "host cache": Way({"host_cache_gb": 0.01}),
     "ranks with a head": Way({"tensor_parallel_size": 2, **drafting("eagle")}),
 }  # fmt: skip

@@ -166,7 +166,6 @@ def build_on(
     With several ranks, it is the device of rank 0, and each other one opens its own.
     """
     config, folder = config.resolved(), model_folder(config.model)
-    _check_recurrent(config, ModelConfig.from_folder(folder))
     if config.enable_dp_attention:
         chosen(config, Policies(), page_size=config.page_size).check_pools()
     digest = ModelDigest(folder)
@@ -207,7 +206,7 @@ def _engine_on(
         windows=built.windows,
         short_length=built.model.short_length,
         announces_pages=built.announces_pages,
-        num_states=built.state_sizes.num_places,
+        num_states=built.state_sizes.num_places * config.num_pools,
         state_interval=built.state_sizes.interval,
         vector_size=built.model.hidden_size,
         expert_shape=built.model.expert_shape,
@@ -321,7 +320,6 @@ def kernel_needs(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
     """
     if model.is_encoder:
         raise ValueError(f"device must be cpu for an encoder such as {model.architecture}, got {config.device!r}")
-    _check_recurrent(config, model)
     for head_dim in model.head_dims:
         _check_heads(config, head_dim)
     window = min((window for window in model.windows if window is not None), default=None)
@@ -364,19 +362,6 @@ def _needs_of(config: EngineConfig, model: ModelConfig) -> list[KernelNeeds]:
         )
         for (head_dim, group, has_soft_cap), has_windows in kinds.items()
     ]
-
-
-def _check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
-    """Refuse what recurrent layers cannot be combined with on CUDA.
-
-    Raises:
-        ValueError: there is such an option.
-    """
-    if model.states is not None and config.enable_dp_attention:
-        raise ValueError(
-            "enable_dp_attention must be False for models with recurrent layers such as "
-            f"{model.architecture} on CUDA, got True"
-        )
 
 
 def _check_heads(config: EngineConfig, head_dim: int) -> None:
@@ -720,7 +705,7 @@ class _Parts:
             num_drafted_pages=draft_storage.num_pages if draft_storage is not None and self.has_drafts_beside else None,
             ranked=None if self.rank is None else _ranked(config),
             relay=None if self.rank is None else self.rank.relay,
-            division=None if self.rank is None else self.rank.division(config.num_rows, num_frames),
+            division=None if self.rank is None else self.rank.division(config.num_rows, num_frames, num_states),
             adapters=self.adapters,
             states=state_memory,
             images=None if rows is None else CUDAImages(rows, self.device, getattr(torch, dtype)),

@@ -101,8 +101,10 @@ class CUDARank:
     meet: Callable[[], None]
     """Waits until all ranks have their weights; then exchange and relay connect."""
 
-    def division(self, num_rows: int, num_pages: int) -> RequestDivision | None:
-        """Return the division of requests among ranks with `num_pages` each; None: each has its part of all."""
+    def division(self, num_rows: int, num_pages: int, num_states: int) -> RequestDivision | None:
+        """Return the division of requests among ranks that have as many pages and places of states each; None: each has
+        its part of all.
+        """
         if not self.shard.by_request:
             return None
         assert self.exchange is not None
@@ -111,6 +113,7 @@ class CUDARank:
             rank=self.shard.rank,
             count=self.shard.count,
             num_pages=num_pages,
+            num_states=num_states,
             owners=np.zeros(num_rows, np.int32),
         )
 

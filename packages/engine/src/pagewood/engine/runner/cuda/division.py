@@ -127,14 +127,20 @@ class RequestDivision:
     """R."""
     num_pages: int
     """Pages of each rank; the ids of those of rank r begin at r times as many."""
+    num_states: int = 0
+    """Places of states of each rank, numbered as pages are; 0: no layer is recurrent."""
     owners: Int32
     """[rows], the rank of each row, which is that of its first page."""  # contents written by: note
 
     def note(self, batch: Batch) -> Batch:
-        """Note whose the rows of a batch are; return it with the numbers of pages in the memory of their rank."""
+        """Note whose the rows of a batch are; return it with pages and places of states in the memory of their rank."""
         is_first = batch.page_columns == 0
         self.owners[batch.page_rows[is_first]] = batch.page_ids[is_first] // np.int32(self.num_pages)
-        return replace(batch, page_ids=batch.page_ids % np.int32(self.num_pages))
+        states, copies = batch.states, batch.state_copies.copy()
+        if self.num_states:
+            states = np.where(states < 0, states, states % np.int32(self.num_states))
+            copies[:, 2] %= self.num_states
+        return replace(batch, page_ids=batch.page_ids % np.int32(self.num_pages), states=states, state_copies=copies)
 
     def is_own(self, rows: Int32) -> NDArray[np.bool_]:
         """Return which `rows` are this rank's."""
@@ -152,7 +158,7 @@ class RequestDivision:
             batch, rows=batch.rows[own], starts=batch.starts[own], counts=batch.counts[own], admitted=nothing,
             is_long=nothing, adapters=batch.adapters[:0], scored=batch.scored[:0], pooled=batch.pooled[:0],
             routed=batch.routed[:0], stated=batch.stated[:0], constrained=nothing, sampled=nothing,
-            num_promised=nothing, sampling=batch.sampling.take(nothing),
+            num_promised=nothing, sampling=batch.sampling.take(nothing), **self._states(batch),
         )  # fmt: skip
 
     def grants(self, rows: Int32, counts: Int32) -> DividedGrants:
@@ -195,6 +201,9 @@ class RequestDivision:
         kept = {name: one[owners[one[:, 0]] == self.rank] for name, one in kept.items()}
         kept = {name: np.concatenate([numbers[one[:, :1]], one[:, 1:]], 1) for name, one in kept.items()}
         is_idle = not len(grants)
+        states = self._states(batch)
+        if is_idle and tables.num_states:
+            states["states"] = np.array([(-1, tables.num_states - 1)], np.int32)
         own = replace(
             batch, page_rows=nothing, page_columns=nothing, page_ids=nothing, token_rows=nothing,
             token_positions=nothing, token_ids=nothing, admitted=nothing, is_long=nothing,
@@ -203,7 +212,7 @@ class RequestDivision:
             starts=np.zeros(1, np.int32) if is_idle else batch.starts[grants],
             counts=np.ones(1, np.int32) if is_idle else batch.counts[grants],
             sampled=numbers[batch.sampled[sampled]], num_promised=batch.num_promised[sampled],
-            sampling=batch.sampling.take(sampled), **kept,
+            sampling=batch.sampling.take(sampled), **states, **kept,
         )  # fmt: skip
         pooled = pooled_entries(batch)
         wanted = [
@@ -259,6 +268,13 @@ class RequestDivision:
             drawn_positions=whole.drawn_positions,
         )
         return arrays, self.rows(len(arrays.positions), most, len(arrays.wanted), most_kept)
+
+    def _states(self, batch: Batch) -> dict[str, Int32]:
+        """Return what the grants of this rank read and leave of states, see `Batch`."""
+        is_own, copies = self.owners[batch.rows] == self.rank, batch.state_copies
+        numbers, copies = np.cumsum(is_own, dtype=np.int32) - 1, copies[is_own[copies[:, 0]]]
+        copies = np.column_stack([numbers[copies[:, 0]], copies[:, 1:]])
+        return {"states": batch.states[is_own] if len(batch.states) else batch.states, "state_copies": copies}
 
     def rows(self, num_own: int, most: int, num_kept: int, most_kept: int) -> DividedRows:
         """Return the division of tokens, and of wanted ones."""

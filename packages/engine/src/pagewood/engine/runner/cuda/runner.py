@@ -766,7 +766,7 @@ class CUDARunner:
         if shape is None:
             planned = self._attention.plan_verify(arrays, places, masks, slot.plans)
             wanted, rows = (_wanted(step), None) if part is None else (part.wanted(own), part.rows)
-            recurrence = None if self.recurrent is None else self.recurrent.of_verify(host, step, where)
+            recurrence = None if self.recurrent is None else self.recurrent.of_verify(own_host, own, own_where)
             gathered = on_device.get("gathered")  # None without a division
             with self._inner.keeping(batch, sources) as chosen:
                 states = self._last_states(
@@ -1069,7 +1069,10 @@ class CUDARunner:
             planned = self._attention.plan(_host_arrays(host, is_decode=is_decode), places, slot.plans)
         else:
             planned = self._attention.plan_verify(_host_arrays(host, is_decode=False), places, masks, slot.plans)
-        recurrence = None if self.recurrent is None else self.recurrent.of_step(host, step)
+        recurrence = None
+        if self.recurrent is not None:
+            sources = step.sources if division is None else division.own(step.sources)
+            recurrence = self.recurrent.of_step(host, step, sources)
         wanted, gathered = (_wanted(step), None) if division is None else (step.wanted, step.gathered)
         return self._last_states(
             step.sources, step.positions, planned, wanted, division, gathered, recurrence=recurrence, images=images
@@ -1169,7 +1172,8 @@ class CUDARunner:
         self, sources: Tensor, positions: Tensor, attention: Any, wanted: Tensor, *, width: int = 1
     ) -> Tensor:
         rows = None if self._division is None else self._division.of_graph(len(positions))
-        recurrence = None if self.recurrent is None else self.recurrent.of_graph(sources, width=width)
+        own = sources if rows is None else rows.own(sources)
+        recurrence = None if self.recurrent is None else self.recurrent.of_graph(own, width=width)
         with nullcontext() if self._relay is None else self._relay.in_graph():
             states = self._last_states(sources, positions, attention, wanted, rows, recurrence=recurrence)
         if not self._is_last:

@@ -85,14 +85,17 @@ class CUDAStates:
         }
         """`StepStates.grants` and `offsets` of graphs, by the tokens of a grant."""
 
-    def of_step(self, host: StepArrays[Tensor], step: StepArrays[Tensor]) -> CUDARecurrence:
-        """Return what recurrent layers do in a step, whose arrays are in pinned memory and on the device."""
+    def of_step(self, host: StepArrays[Tensor], step: StepArrays[Tensor], sources: Tensor) -> CUDARecurrence:
+        """Return what recurrent layers do in a step, whose arrays are in pinned memory and on the device.
+
+        `sources` `[T]` are those of this rank's tokens.
+        """
         own = StepStates(
             places=step.states,
             saves=step.state_saves,
             grants=step.grants,
             offsets=step.qo_indptr,
-            sources=step.sources,
+            sources=sources,
             tokens_per_row=self._tables.tokens_per_row,
             longest=_longest(host.qo_indptr),
         )
