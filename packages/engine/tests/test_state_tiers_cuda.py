@@ -33,7 +33,7 @@ from pagewood.engine.runner.ranks.ranked_pages import FollowedPages
 from pagewood.kvpool.memory import PageMemory
 from pagewood.kvpool.tiers import StatePages
 from pagewood.kvpool.tiers.pages import states as pages_of_states
-from pagewood.kvpool.tiers.pages.device import DevicePages
+from pagewood.kvpool.tiers.pages.device import ChainedPages, DevicePages
 from pagewood.kvpool.tiers.torch_pages import QueuedCopies, StagedPages
 from seeded_faults import Edit, assert_found, seed_fault
 from stand_ins import flashinfer_torch
@@ -43,6 +43,7 @@ from states_in_tiers import FORMS, check_tiers, check_traffic
 pytestmark = pytest.mark.usefixtures("small_buffers", "patient_requests", "on_cuda", "gates_by_element")
 
 ON_CUDA: dict[str, Any] = {"device": "cuda", "dtype": "float32", "batch_invariant": True}
+FEW = {("qwen3-next", "both"), ("qwen3-next", "by request")}
 
 
 class Stream:
@@ -105,14 +106,13 @@ def test_pages_and_states_come_back(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        pytest.param(name, form, marks=() if (name, form) == ("qwen3-next", "both") else pytest.mark.slow)
+        pytest.param(name, form, marks=() if (name, form) in FEW else pytest.mark.slow)
         for name in ("qwen3-next", "granite4-groups", "mamba2")
         for form in FORMS
-        if "by request" not in form
     ],
 )
 def test_those_of_ranks_come_back(name: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank has as many parts of a state as all, and copies its own ones."""
+    """A rank has as many parts of a state as all, and copies its own ones, or whole states of its own requests."""
     if name == "mamba2":
         monkeypatch.setattr(pages_of_states, "_MOST_PARTS", 4)
     build(deep(name, FORMS[form][1]), tmp_path / "model")
@@ -125,7 +125,8 @@ def test_those_of_ranks_come_back(name: str, form: str, tmp_path: Path, monkeypa
     [
         ("eagle", "both"), ("off", "both"), ("ngram", "ranks"), ("draft", "ranks"), ("eagle", "ranks"),
         ("ngram", "stages"), ("draft", "stages"), ("ngram", "hosts"), ("eagle", "hosts of stages of ranks"),
-        ("draft", "a host has no state"),
+        ("draft", "a host has no state"), ("ngram", "by request"), ("draft", "by request"), ("eagle", "by request"),
+        ("eagle", "by request on hosts"),
     ],
 )  # fmt: skip
 def test_more_than_fits_with_drafts_and_tiny_tiers(kind: str, form: str, tmp_path: Path) -> None:
@@ -206,6 +207,11 @@ OF_RANKS: dict[str, tuple[str, Edit]] = {
         "both",
         (FollowedPages, "_moved", "read(message.pages",
          "read([one + (one < -self._own.num_parts) * self._own.num_parts for one in message.pages]"),
+    ),
+    "a part of a state of another rank": (
+        "by request",
+        (ChainedPages, "_divided", "number, own = divmod(-1 - page, self._num_parts)",
+         "number, own = 0, (-1 - page) % self._num_parts"),
     ),
     "rank 0 copies no states": (
         "ranks",

@@ -175,7 +175,7 @@ class CUDARanks:
         part = None if config.nnodes == 1 else _host_part(config, 0, sizes, self.group)
         return tiered_cache(
             config, digest, memory, states=built.state_memory, whole=whole, part=part, by_request=by_request,
-            pages_of_rank=built.num_pages,
+            num_spare=1,
         )  # fmt: skip
 
     def runner(self, runner: CUDARunner) -> RankedRunner:

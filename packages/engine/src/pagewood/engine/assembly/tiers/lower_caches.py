@@ -114,7 +114,7 @@ class TieredCaches:
         part: what `memory` is of the pages of several hosts; None: there is one host.
         by_request: the pages of the other ranks of this host, with their states, if `memory` has those of the requests
             of rank 0 only. These ranks share tiers; each rank of another host has its own.
-        pages_of_rank: pages of each rank, of those of `memory`, where each has pages of its own; None: all.
+        num_spare: pages at the end of `memory`, and places at that of `states`, that are the runner's own.
 
     Raises:
         ValueError: a budget is less than a page, and a state if there are states, or more than the memory that can be
@@ -135,7 +135,7 @@ class TieredCaches:
         whole: WholePages | None = None,
         part: HostPart | None = None,
         by_request: Sequence[DevicePages] = (),
-        pages_of_rank: int | None = None,
+        num_spare: int = 0,
     ) -> None:
         assert config.host_cache_gb is not None
         self._device = device_pages(memory) if whole is None else whole.pages
@@ -199,8 +199,8 @@ class TieredCaches:
             pages = [self._device, *by_request, *(pages for pages, _ in others)]
             self._device = ChainedPages(
                 pages,
-                num_pages=pages_of_rank or memory.num_pages,
-                num_parts=0 if states is None else states.num_pages * num_parts,
+                num_pages=memory.num_pages - num_spare,
+                num_parts=0 if states is None else (states.num_pages - num_spare) * num_parts,
             )
         own = _Lower(host=host, stores=stores)
         self._lower = [own] * (1 + len(by_request)) + [lower for _, lower in others]
@@ -335,7 +335,7 @@ def tiered_cache(
     whole: WholePages | None = None,
     part: HostPart | None = None,
     by_request: Sequence[DevicePages] = (),
-    pages_of_rank: int | None = None,
+    num_spare: int = 0,
 ) -> Callable[[], TieredIndex] | None:
     """Return a function that makes prefix caches over host and disk, or None if the configuration has no host cache.
 
@@ -347,7 +347,7 @@ def tiered_cache(
     identity = _identity(config, digest, mark)
     return TieredCaches(
         config, memory=memory, page_size=config.page_size, fingerprint=identity, states=states, frames=frames,
-        whole=whole, part=part, by_request=by_request, pages_of_rank=pages_of_rank,
+        whole=whole, part=part, by_request=by_request, num_spare=num_spare,
     ).make  # fmt: skip
 
 
