@@ -136,11 +136,13 @@ class RequestDivision:
         """Note whose the rows of a batch are; return it with pages and places of states in the memory of their rank."""
         is_first = batch.page_columns == 0
         self.owners[batch.page_rows[is_first]] = batch.page_ids[is_first] // np.int32(self.num_pages)
-        states, copies = batch.states, batch.state_copies.copy()
-        if self.num_states:
-            states = np.where(states < 0, states, states % np.int32(self.num_states))
-            copies[:, 2] %= self.num_states
-        return replace(batch, page_ids=batch.page_ids % np.int32(self.num_pages), states=states, state_copies=copies)
+        pages = batch.page_ids % np.int32(self.num_pages)
+        if not self.num_states:
+            return replace(batch, page_ids=pages)
+        copies = batch.state_copies.copy()
+        copies[:, 2] %= self.num_states
+        states = np.where(batch.states < 0, batch.states, batch.states % np.int32(self.num_states))
+        return replace(batch, page_ids=pages, states=states, state_copies=copies)
 
     def is_own(self, rows: Int32) -> NDArray[np.bool_]:
         """Return which `rows` are this rank's."""
