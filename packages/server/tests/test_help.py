@@ -16,7 +16,9 @@ from pagewood.server.cli.options.page import Page
 from pagewood.server.cli.serve import IN_SHORT_HELP, add_options
 
 SOURCES = [path.read_text() for path in Path(options.__path__[0]).glob("*.py")]
-NAMES = sorted(name for text in SOURCES for name in re.findall(r'^ +"(--[a-z-]+)",', text.replace("add(", "\n "), re.M))
+NAMES = sorted(
+    name for text in SOURCES for name in re.findall(r'^ +"(--[a-z-]+)",', re.sub(r"(add|setting)\(", "\n ", text), re.M)
+)
 README = Path(__file__).parents[1] / "README.md"
 COMMANDS = ("serve", "chat", "top", "bench", "check", "generate", "inspect", "quantize", "merge", "replay", "why")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pagewood.kvpool.arrays import check_at_least_one
 from pagewood.kvpool.tiers.pages.arrays import Bytes
-from pagewood.kvpool.tiers.pages.keys import require_keys
+from pagewood.kvpool.tiers.pages.keys import check_sizes
 from pagewood.kvpool.tiers.stores.checksum import CHECKSUM_BYTES, FORM, checksum
 
 _T = TypeVar("_T")
@@ -71,10 +71,7 @@ class LMCacheStore:
             OSError: The store did not answer.
             ValueError: A page or a key has the wrong size.
         """
-        require_keys(keys)
-        for page in pages:
-            if page.nbytes != self._page_bytes:
-                raise ValueError(f"pages must have {self._page_bytes} bytes, got {page.nbytes}")
+        check_sizes(keys, pages, self._page_bytes)
         for key, page, is_stored in zip(keys, pages, self.exists(keys), strict=True):
             if not is_stored:
                 image = np.concatenate((page, np.frombuffer(checksum(key, page), np.uint8)))

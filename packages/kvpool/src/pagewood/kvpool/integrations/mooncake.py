@@ -21,7 +21,7 @@ import numpy as np
 
 from pagewood.kvpool.arrays import check_at_least_one
 from pagewood.kvpool.tiers.pages.arrays import Bytes
-from pagewood.kvpool.tiers.pages.keys import require_keys
+from pagewood.kvpool.tiers.pages.keys import check_sizes
 from pagewood.kvpool.tiers.stores.checksum import CHECKSUM_BYTES, FORM, checksum
 from pagewood.kvpool.tiers.stores.place_url import PlaceUrl
 
@@ -153,10 +153,7 @@ class MooncakeStore:
             OSError: The store did not answer.
             ValueError: A page or a key has the wrong size.
         """
-        require_keys(keys)
-        for page in pages:
-            if page.nbytes != self._page_bytes:
-                raise ValueError(f"pages must have {self._page_bytes} bytes, got {page.nbytes}")
+        check_sizes(keys, pages, self._page_bytes)
         missing = [index for index, is_there in enumerate(self.exists(keys)) if not is_there]
         while missing:
             with self._lane() as lane:

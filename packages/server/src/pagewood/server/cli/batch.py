@@ -14,18 +14,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import httpx
 import msgspec
 
+from pagewood.server.cli.options.page import Commands
 from pagewood.server.cli.server_options import add_server_options, key_of, trust_of
 from pagewood.server.jobs.lines import Line, Result, counted_tokens, keep_results, read_lines
 from pagewood.server.jobs.sending import send_all
 from pagewood.server.keys.file import KEY_VARIABLE
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
 _CONCURRENCY = 64
 _PATIENCE_S = 600.0
@@ -37,7 +35,7 @@ _STOPPED = 130
 _VARIABLES = (KEY_VARIABLE, "OPENAI_API_KEY")
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "batch",

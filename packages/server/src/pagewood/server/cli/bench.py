@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,11 +18,9 @@ from pagewood.server.bench.http_client import HttpClient, HttpError
 from pagewood.server.bench.records import Record, parse_objective, parse_seconds, summarise
 from pagewood.server.bench.run import Progress, run
 from pagewood.server.bench.workloads import Conversation, History, Lengths, Maker, Turn, Words, ids_below, words_of
+from pagewood.server.cli.options.page import Commands
 from pagewood.server.cli.server_options import add_server_options, key_of, trust_of
 from pagewood.server.keys.file import KEY_VARIABLE
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
 _SHORT, _LONG = 24, 120  # words of the two prompts that measure the tokens per word
 _REFRESH_S = 0.5
@@ -30,7 +28,7 @@ _VARIABLES = (KEY_VARIABLE, "OPENAI_API_KEY")
 _WARM_UP_TOKENS = 4
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "bench",

@@ -6,19 +6,17 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
+from pagewood.server.cli.options.page import Commands
 from pagewood.server.cli.server_options import add_server_options, key_of, trust_of
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
 HELP = "/clear starts a new conversation, /exit quits, Ctrl-C stops an answer"
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "chat", help="chat with a server in the terminal", description=f"Chat with a server in the terminal: {HELP}."

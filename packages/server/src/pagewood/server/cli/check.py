@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+from pagewood.server.cli.options.page import Commands
 
+if TYPE_CHECKING:
     from pagewood.engine.assembly.model_check import ModelCheck
 
 DIFFERS = 1
 """The exit code if the model differs from its reference."""
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "check",

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+from pagewood.server.cli.options.page import Commands
 
+if TYPE_CHECKING:
     from pagewood.engine.assembly.machine_report import Roofline
 
 OBSTACLE = 1
 """The exit code if an engine cannot run here."""
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "doctor",

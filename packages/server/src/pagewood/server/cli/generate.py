@@ -6,19 +6,15 @@ import argparse
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pagewood.engine.api import SAMPLING_PARAMETERS, Grammar, SamplingParams
 from pagewood.server.cli.options.engine import engine_config
 from pagewood.server.cli.options.logs import add_log_options
 from pagewood.server.cli.options.memory import add_memory_options
 from pagewood.server.cli.options.model import add_model_options
-from pagewood.server.cli.options.page import FORMATTER, Page
+from pagewood.server.cli.options.page import FORMATTER, Commands, Page
 from pagewood.server.cli.options.sampling import add_sampling_options
 from pagewood.server.cli.options.work import add_work_options
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
 TAKEN = frozenset({
     "--model", "--device", "--threads", "--tensor-parallel-size", "--pipeline-parallel-size", "--weights",
@@ -30,7 +26,7 @@ TAKEN = frozenset({
 """First names of the options of `serve` that matter to one batch in one process."""
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "generate",

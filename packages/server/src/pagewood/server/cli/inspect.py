@@ -9,17 +9,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
 from pagewood.engine.api import ActivationFormat, EngineConfig, WeightFormat
+from pagewood.server.cli.options.page import Commands
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-
     from pagewood.engine.assembly.transformers.inspection import TransformersInspection
     from pagewood.engine.model_folder.inspection import Inspection, TokenizerSummary
     from pagewood.engine.models.config import ModelConfig
     from pagewood.engine.models.parts.choice import WithPages
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "inspect",

@@ -8,18 +8,15 @@ import sys
 import tempfile
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pagewood.engine.cache_folder import cache_root, remove_abandoned
 from pagewood.engine.model_folder.folder import model_folder
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
+from pagewood.server.cli.options.page import Commands
 
 _PARTS = (".json", ".safetensors")
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "merge",

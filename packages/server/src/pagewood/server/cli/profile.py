@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
+from pagewood.server.cli.options.page import Commands
 from pagewood.server.cli.server_options import (
     ADMIN_VARIABLES,
     DIRECT,
@@ -18,15 +19,12 @@ from pagewood.server.cli.server_options import (
     wants_admin,
 )
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-
 _ANSWER_S = 180.0
 """How long the server may take behind the last second that it records, for a large trace."""
 _LONGEST_S = 60.0
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "profile",

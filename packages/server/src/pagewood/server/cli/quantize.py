@@ -10,16 +10,15 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from pagewood.engine.model_folder.folder import model_folder
+from pagewood.server.cli.options.page import Commands
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-
     from pagewood.engine.quantise import Summary
 
 _NUM_SHOWN = 5
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "quantize",

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from pagewood.engine.api import EngineConfig
 from pagewood.engine.model_folder.folder import model_folder, model_name
@@ -18,7 +17,7 @@ from pagewood.server.cli.options.images import add_image_options
 from pagewood.server.cli.options.logs import add_failure_options, add_log_options
 from pagewood.server.cli.options.memory import add_memory_options
 from pagewood.server.cli.options.model import add_model_options, add_pool_options
-from pagewood.server.cli.options.page import FORMATTER, Page, settings_of
+from pagewood.server.cli.options.page import FORMATTER, Commands, Page, settings_of
 from pagewood.server.cli.options.sampling import add_sampling_options
 from pagewood.server.cli.options.work import add_work_options
 from pagewood.server.config import JOB_DISTANCE, ServeConfig
@@ -26,9 +25,6 @@ from pagewood.server.keys.file import ADMIN_VARIABLE, KEY_VARIABLE, keys_of_envi
 from pagewood.server.models.pool_config import DEFAULTS as NO_POOL
 from pagewood.server.models.pool_config import PoolConfig, models_in
 from pagewood.server.observe import logs
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
 
 IN_SHORT_HELP = frozenset({
     "path", "--model", "--served-model-name", "--adapter", "--max-adapters",
@@ -51,7 +47,7 @@ _DESCRIPTION = "Serve a model over HTTP, with the APIs of OpenAI, Anthropic and 
 _USAGE = "%(prog)s [MODEL] [OPTION ...]"
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "serve",

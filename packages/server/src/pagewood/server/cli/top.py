@@ -10,11 +10,11 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import httpx
 import msgspec
 
+from pagewood.server.cli.options.page import Commands
 from pagewood.server.cli.server_options import (
     ADMIN_VARIABLES,
     DIRECT,
@@ -26,9 +26,6 @@ from pagewood.server.cli.server_options import (
 from pagewood.server.cli.top_screen import Screen, plain
 from pagewood.server.dashboard.live_data import Live
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for it
-
 _EVENT = "data: "
 _POLL_S = 0.1
 _SILENT_S = 10.0
@@ -37,7 +34,7 @@ _NUM_FOR_RATES = 4
 _CLEAR = "\x1b[H\x1b[2J"
 
 
-def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "top",

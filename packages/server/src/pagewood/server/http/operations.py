@@ -38,7 +38,7 @@ class Operation:
     """Unique; names of its schemas begin with it."""
     tag: str
     """Name of the protocol."""
-    method: Literal["GET", "POST", "DELETE"]
+    method: Literal["GET", "POST", "DELETE"] = "POST"
     path: str
     """As in a route, such as `/v1/models/{name:path}`."""
     aliases: tuple[str, ...] = ()

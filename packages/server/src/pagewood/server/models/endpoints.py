@@ -57,7 +57,6 @@ class PoolEndpoints:
             Operation(
                 name=name,
                 tag=TAG,
-                method="POST",
                 path=path,
                 endpoint=endpoint,
                 body=ModelRequest,

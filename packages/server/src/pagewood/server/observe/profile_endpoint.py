@@ -54,7 +54,6 @@ class ProfileEndpoint:
             Operation(
                 name="Profile",
                 tag="Health",
-                method="POST",
                 path="/profile",
                 endpoint=self.profile,
                 body=ProfileRequest,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,26 +61,21 @@ class UpkeepEndpoints:
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
+        operation = partial(Operation, tag="Health", admin=True)
         return [
-            Operation(
+            operation(
                 name="RestartEngine",
-                tag="Health",
-                method="POST",
                 path="/restart_engine",
                 endpoint=self.restart,
                 answer=Replaced,
-                admin=True,
             ),
-            Operation(
+            operation(
                 name="Drain",
-                tag="Health",
-                method="POST",
                 path="/drain",
                 endpoint=self.drain,
                 body=DrainRequest,
                 example={"wait_s": 30.0},
                 answer=Drained,
-                admin=True,
             ),
         ]
 

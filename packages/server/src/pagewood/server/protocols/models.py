@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -90,39 +91,32 @@ class ModelEndpoints:
 
     def operations(self) -> Sequence[Operation]:
         """Return them with their routes."""
+        operation = partial(Operation, tag=TAG, method="GET")
         return [
-            Operation(
+            operation(
                 name="Models",
-                tag=TAG,
-                method="GET",
                 path="/v1/models",
                 aliases=("/models",),
                 endpoint=self.models,
                 answer=ModelList,
                 other_form=OtherForm(header=VERSION, answer=AnthropicModelList, error=AnthropicError),
             ),
-            Operation(
+            operation(
                 name="Model",
-                tag=TAG,
-                method="GET",
                 path="/v1/models/{name:path}",
                 endpoint=self.model,
                 answer=ModelObject,
                 other_form=OtherForm(header=VERSION, answer=AnthropicModel, error=AnthropicError),
                 statuses=(404,),
             ),
-            Operation(
+            operation(
                 name="StudioModels",
-                tag=TAG,
-                method="GET",
                 path="/api/v0/models",
                 endpoint=self.studio_models,
                 answer=StudioModelList,
             ),
-            Operation(
+            operation(
                 name="StudioModel",
-                tag=TAG,
-                method="GET",
                 path="/api/v0/models/{name:path}",
                 endpoint=self.studio_model,
                 answer=StudioModel,

@@ -5,7 +5,7 @@ from hashlib import blake2b
 from typing import TypeAlias
 
 from pagewood.kvpool.arrays import check_at_least_one
-from pagewood.kvpool.tiers.pages.arrays import Int32
+from pagewood.kvpool.tiers.pages.arrays import Bytes, Int32
 
 Namespace: TypeAlias = str | tuple[str | int | None, ...] | None
 """A namespace of the device's cache."""
@@ -64,15 +64,18 @@ class KeyChain:
         return keys
 
 
-def require_keys(keys: Sequence[bytes]) -> None:
-    """Check the keys of pages that are stored.
+def check_sizes(keys: Sequence[bytes], pages: Sequence[Bytes], page_bytes: int) -> None:
+    """Check the keys and the pages that are stored.
 
     Raises:
-        ValueError: A key does not have `KEY_BYTES` bytes.
+        ValueError: A key does not have `KEY_BYTES` bytes, or a page not `page_bytes`.
     """
     for key in keys:
         if len(key) != KEY_BYTES:
             raise ValueError(f"keys must have {KEY_BYTES} bytes, got {len(key)}")
+    for page in pages:
+        if page.nbytes != page_bytes:
+            raise ValueError(f"pages must have {page_bytes} bytes, got {page.nbytes}")
 
 
 def _encode_part(part: str | int | None) -> bytes:

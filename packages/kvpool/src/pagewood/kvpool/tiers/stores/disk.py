@@ -10,7 +10,7 @@ import numpy as np
 
 from pagewood.kvpool.arrays import check_at_least_one, require_whole
 from pagewood.kvpool.tiers.pages.arrays import Bytes
-from pagewood.kvpool.tiers.pages.keys import require_keys
+from pagewood.kvpool.tiers.pages.keys import check_sizes
 from pagewood.kvpool.tiers.stores.copier import PageCopier, Place
 from pagewood.kvpool.tiers.stores.page_file import ENTRY, PageFile
 
@@ -100,10 +100,7 @@ class DiskTier:
             OSError: The disk is full or failed.
             ValueError: A page or a key has the wrong size. Nothing is stored.
         """
-        require_keys(keys)
-        for page in pages:
-            if page.nbytes != self._file.page_bytes:
-                raise ValueError(f"pages must have {self._file.page_bytes} bytes, got {page.nbytes}")
+        check_sizes(keys, pages, self._file.page_bytes)
         with self._lock:
             missing = [index for index, key in enumerate(keys) if key not in self._held]
             slots = self._take(len(missing))

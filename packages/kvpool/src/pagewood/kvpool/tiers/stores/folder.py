@@ -10,7 +10,7 @@ from threading import Lock
 
 from pagewood.kvpool.arrays import check_at_least_one, require_whole
 from pagewood.kvpool.tiers.pages.arrays import Bytes
-from pagewood.kvpool.tiers.pages.keys import require_keys
+from pagewood.kvpool.tiers.pages.keys import check_sizes
 from pagewood.kvpool.tiers.stores.checksum import FORM
 from pagewood.kvpool.tiers.stores.copier import PageCopier, Place
 from pagewood.kvpool.tiers.stores.segments import (
@@ -109,10 +109,7 @@ class SharedFolder:
             OSError: The file system is full or failed.
             ValueError: A page or a key has the wrong size.
         """
-        require_keys(keys)
-        for page in pages:
-            if page.nbytes != self._page_bytes:
-                raise ValueError(f"pages must have {self._page_bytes} bytes, got {page.nbytes}")
+        check_sizes(keys, pages, self._page_bytes)
         found = self._segments.find(keys)
         missing = [index for index, page in enumerate(found) if page is None]
         new = {page.name for page in found if page is not None}

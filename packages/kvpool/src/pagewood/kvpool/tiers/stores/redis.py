@@ -13,7 +13,7 @@ import numpy as np
 
 from pagewood.kvpool.arrays import check_at_least_one
 from pagewood.kvpool.tiers.pages.arrays import Bytes
-from pagewood.kvpool.tiers.pages.keys import require_keys
+from pagewood.kvpool.tiers.pages.keys import check_sizes
 from pagewood.kvpool.tiers.stores.checksum import CHECKSUM_BYTES, FORM, checksum
 from pagewood.kvpool.tiers.stores.place_url import PlaceUrl
 from pagewood.kvpool.tiers.stores.resp import RespConnection
@@ -124,10 +124,7 @@ class RedisStore:
             OSError: The server did not answer, or refused.
             ValueError: A page or a key has the wrong size. Nothing is stored.
         """
-        require_keys(keys)
-        for page in pages:
-            if page.nbytes != self._page_bytes:
-                raise ValueError(f"pages must have {self._page_bytes} bytes, got {page.nbytes}")
+        check_sizes(keys, pages, self._page_bytes)
         missing = [index for index, is_stored in enumerate(self.exists(keys)) if not is_stored]
         for start in range(0, len(missing), self._num_batch):
             some = missing[start : start + self._num_batch]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from pagewood.server.cli.options.page import Group, Page
 from pagewood.server.keys.file import ADMIN_VARIABLE, KEY_VARIABLE
@@ -12,27 +11,22 @@ from pagewood.server.keys.file import ADMIN_VARIABLE, KEY_VARIABLE
 def add_address_options(page: Page) -> None:
     """Add the groups."""
     address = page.group("address and keys")
-    address.add("--host", default="127.0.0.1", metavar="NAME", help="address to listen on (default: %(default)s)")
-    address.add(
+    address.setting("--host", metavar="NAME", help="address to listen on (default: %(default)s)")
+    address.setting(
         "--port",
-        type=int,
-        default=8000,
         metavar="N",
         help="port to listen on; 0: any free port (default: %(default)s)",
     )
     _add_keys(address)
-    address.add(
-        "--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate chain, PEM (default: HTTP)"
-    )
-    address.add("--tls-key", type=Path, metavar="FILE", help="private key of the certificate, PEM")
+    address.setting("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain, PEM (default: HTTP)")
+    address.setting("--tls-key", metavar="FILE", help="private key of the certificate, PEM")
     _add_proxies(address)
     _add_http_limits(address)
 
 
 def _add_keys(address: Group) -> None:
-    address.add(
+    address.setting(
         "--api-key-file",
-        type=Path,
         metavar="FILE",
         help="let in only requests with a key of this file (default: no keys)",
         more="It has a key on each line (plain, sha256:DIGEST, or a JSON object with tenant and limits), or is a JSON "
@@ -77,9 +71,8 @@ def _add_proxies(address: Group) -> None:
         help="proxy whose X-Forwarded-For and -Proto count; repeatable",
         more="An address or a network, such as 127.0.0.1 or 10.0.0.0/8. Without it these headers are ignored.",
     )
-    address.add(
+    address.setting(
         "--root-path",
-        default="",
         metavar="PATH",
         help="path prefix of a reverse proxy, such as /llm (default: none)",
         more="The proxy may remove or keep it.",
@@ -105,25 +98,20 @@ def _add_proxies(address: Group) -> None:
 
 
 def _add_http_limits(address: Group) -> None:
-    address.add(
+    address.setting(
         "--max-body-bytes",
-        type=int,
-        default=16 * 1024 * 1024,
         metavar="N",
         help="longest request body; a longer one gets 413 (default: %(default)s)",
     )
-    address.add(
+    address.setting(
         "--max-connections",
-        type=int,
         metavar="N",
         help="open connections (default: what `ulimit -n` allows, at most 8192)",
         more="Beyond it the connection that was idle longest is closed, or requests get 503. With --http-processes, of "
         "each process.",
     )
-    address.add(
+    address.setting(
         "--http-processes",
-        type=int,
-        default=1,
         metavar="N",
         help="processes that take connections (default: %(default)s)",
         more="All listen on the port (SO_REUSEPORT). Those beyond the first have connections, TLS, the parsing of HTTP "

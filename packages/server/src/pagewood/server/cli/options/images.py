@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
-from pagewood.engine.api import EngineConfig, ImageUse
 from pagewood.engine.images.limits import ImageLimits
 from pagewood.server.cli.options.page import Page
 
-DEFAULTS = EngineConfig()
 LIMITS = ImageLimits()
 
 
 def add_image_options(page: Page) -> None:
     """Add the group."""
     images = page.group("images, for models that see them")
-    images.add(
+    images.setting(
         "--images",
-        choices=get_args(ImageUse),
-        default=DEFAULTS.images,
         metavar="WHAT",
         help="whether the model gets images: auto, on, off (default: auto)",
         more="auto: if it has a tower for them that Pagewood knows, and no other option rules it out; the log says "
         "which. off saves the memory of the tower. Images need pagewood-server[images].",
     )
-    images.add(
+    images.setting(
         "--image-cache-gb",
-        type=float,
-        default=DEFAULTS.image_cache_gb,
         metavar="GB",
         help="memory for what was computed of images (default: %(default)s)",
         more="So that an image which comes again is not computed again, also where its KV is not cached any more.",
@@ -42,33 +34,25 @@ def add_image_options(page: Page) -> None:
         more="Such as images.example.com or *.example.com, with a port if it is not that of the scheme. Redirects are "
         "not followed. Without it, images come as data URLs only.",
     )
-    images.add(
+    images.setting(
         "--image-timeout-seconds",
-        type=float,
-        default=10.0,
         dest="image_timeout_s",
         metavar="S",
         help="how long fetching an image may take (default: %(default)s)",
     )
-    images.add(
+    images.setting(
         "--max-images",
-        type=int,
-        default=LIMITS.max_images,
         metavar="N",
         help="images of a request, those of its history too (default: %(default)s)",
     )
-    images.add(
+    images.setting(
         "--max-image-bytes",
-        type=int,
-        default=LIMITS.max_bytes,
         metavar="N",
         help="longest file of an image (default: %(default)s)",
         more="Images in a body count for --max-body-bytes, too.",
     )
-    images.add(
+    images.setting(
         "--max-image-pixels",
-        type=int,
-        default=LIMITS.max_pixels,
         metavar="N",
         help="most pixels of an image, before it is decoded (default: %(default)s)",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pagewood.server.cli.options.model import DEFAULTS
 from pagewood.server.cli.options.page import Group, Page
 from pagewood.server.metrics.metrics import COMPAT
 from pagewood.server.observe import logs
@@ -11,17 +10,14 @@ from pagewood.server.observe import logs
 def add_log_options(page: Page) -> None:
     """Add the groups."""
     group = page.group("logs, metrics, events")
-    group.add(
+    group.setting(
         "--log-level",
         choices=logs.LEVELS,
-        default="info",
         metavar="LEVEL",
         help="debug, info, warning or error (default: %(default)s)",
     )
-    group.add(
+    group.setting(
         "--log-format",
-        choices=logs.FORMATS,
-        default="text",
         help="lines of text, or JSON objects (default: %(default)s)",
     )
     group.add("--no-metrics", action="store_false", dest="metrics", help="measure nothing, and do not serve /metrics")
@@ -50,10 +46,8 @@ def _add_decision_log(group: Group) -> None:
         help="every decision, for `pagewood why` and `replay` (default: none)",
         more="Tokens are renamed. An existing file gets .1 behind its name.",
     )
-    group.add(
+    group.setting(
         "--decision-log-mb",
-        type=float,
-        default=DEFAULTS.decision_log_mb,
         metavar="MB",
         help="most space of that file and of FILE.1 together (default: %(default)s)",
         more="Above 0; an MB is 1e6 bytes.",
@@ -78,15 +72,12 @@ def _add_kv_events(group: Group) -> None:
         help="repeat what a subscriber has lost (default: none)",
         more="At an address such as tcp://*:5558.",
     )
-    group.add(
+    group.setting(
         "--kv-events-form",
-        choices=("map", "array"),
-        default="map",
         help="vLLM's maps, or arrays for older readers (default: %(default)s)",
     )
-    group.add(
+    group.setting(
         "--kv-events-topic",
-        default="",
         metavar="TOPIC",
         help="first frame of each message (default: empty)",
         more="llm-d's router reads only kv@POD@MODEL, with the pod's name or address and the served model's name.",
@@ -96,46 +87,37 @@ def _add_kv_events(group: Group) -> None:
 def add_failure_options(page: Page) -> None:
     """Add the group."""
     group = page.group("stopping and failures")
-    group.add(
+    group.setting(
         "--drain-seconds",
-        type=float,
-        default=5.0,
         dest="drain_s",
         metavar="S",
         help="time for running requests when it is stopped (default: %(default)s)",
         more="After SIGINT (Ctrl-C) or SIGTERM. A second signal ends them at once.",
     )
-    group.add(
+    group.setting(
         "--watchdog-seconds",
-        type=float,
         dest="watchdog_s",
         metavar="S",
         help="restart an engine that is stuck for this long (default: never)",
         more="It is stuck if its device, loop or admission makes no progress, or if it is silent. 3 or more, and "
         "longer than any step takes. Without it, it is reported with the stacks of all processes.",
     )
-    group.add(
+    group.setting(
         "--max-retries",
-        type=int,
-        default=3,
         metavar="N",
         help="times a request is sent again if a process dies (default: %(default)s)",
         more="It goes on behind what its client has, which notices a pause. The number is that of deaths in a row in "
         "which it has not got on; after two, such requests run one by one. 0: a death ends it with an error.",
     )
-    group.add(
+    group.setting(
         "--restart-order",
-        choices=("auto", "new-first", "old-first"),
-        default="auto",
         help="when an engine that is replaced ends (default: %(default)s)",
         more="By POST /restart_engine, or SIGHUP without a key file. new-first: the next one loads beside it, and "
         "takes its requests over; old-first: it ends first, as there need not be memory for two. auto: new-first, "
         "unless cache events, a disk cache or a decision log can belong to one engine only.",
     )
-    group.add(
+    group.setting(
         "--max-restarts",
-        type=int,
-        default=10,
         dest="max_quick_deaths",
         metavar="N",
         help="quick deaths of one process before the server ends (default: %(default)s)",

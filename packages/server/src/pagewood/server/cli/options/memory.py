@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-from pagewood.server.cli.options.model import DEFAULTS
 from pagewood.server.cli.options.page import Group, Page
 
 
 def add_memory_options(page: Page) -> None:
     """Add the groups."""
     memory = page.group("length and memory")
-    memory.add(
+    memory.setting(
         "--max-length",
-        type=int,
         metavar="TOKENS",
         help="longest prompt plus answer (default: what fits)",
         more="2 or more. The default is what the model and the KV memory allow.",
     )
-    memory.add(
+    memory.setting(
         "--max-total-tokens",
-        type=int,
         metavar="TOKENS",
         help="KV memory of requests and cached prefixes (default: automatic)",
         more="The default on a CPU is 2,048 for each request that may run, at most a quarter of the free memory; on "
         "CUDA it is what --mem-fraction leaves.",
     )
-    memory.add(
+    memory.setting(
         "--state-places",
-        type=int,
         metavar="N",
         help="states of recurrent layers, as in Qwen3-Next (default: automatic)",
         more="One for each request that may run; the others are what the prefix cache keeps at the ends of prompts and "
         "answers. The default is five for each request, in at most an eighth of the free memory.",
     )
-    memory.add(
+    memory.setting(
         "--mem-fraction",
-        type=float,
-        default=DEFAULTS.mem_fraction,
         metavar="SHARE",
         help="share of the GPU's free memory to use (default: %(default)s)",
         more="Above 0, at most 1: weights, activations, graphs and KV together. Lower it if other programs use the "
         "GPU.",
     )
-    memory.add(
+    memory.setting(
         "--page-size",
-        type=int,
-        default=DEFAULTS.page_size,
         metavar="TOKENS",
         help="tokens per page, the unit of KV memory (default: %(default)s)",
         more="1 or more. Prefixes are reused in whole pages: a smaller page reuses a few tokens more, and costs more "
@@ -61,37 +53,29 @@ def _add_cache(page: Page) -> None:
         dest="prefix_cache",
         help="do not reuse the KV of common prefixes",
     )
-    cache.add(
+    cache.setting(
         "--radix-eviction-policy",
-        choices=("lru", "queue-lru"),
-        default=DEFAULTS.eviction_policy,
         dest="eviction_policy",
         metavar="NAME",
         help="what is evicted first: lru or queue-lru (default: %(default)s)",
         more="lru: what was used least recently. queue-lru: the same, but what a waiting request can use comes last, "
         "which raises hits where many requests wait.",
     )
-    cache.add(
+    cache.setting(
         "--retained-share",
-        type=float,
-        default=DEFAULTS.retained_share,
         metavar="SHARE",
         help="most KV memory for texts marked as likely to return (default: %(default)s)",
         more="From 0 to 1. Clients mark them by `retain` of /generate, `cache_control` of Messages or "
         "`prompt_cache_retention` of Responses.",
     )
-    cache.add(
+    cache.setting(
         "--max-retain-seconds",
-        type=float,
-        default=DEFAULTS.max_retain_s,
         dest="max_retain_s",
         metavar="S",
         help="longest time for which such a text is kept (default: %(default)s)",
     )
-    cache.add(
+    cache.setting(
         "--cache-history-tokens",
-        type=int,
-        default=DEFAULTS.cache_history_tokens,
         metavar="TOKENS",
         help="evicted tokens to remember for explanations (default: %(default)s)",
         more="0 or more. With them, `explain` of /generate can say that a prompt had been cached and what evicted it. "
@@ -102,9 +86,8 @@ def _add_cache(page: Page) -> None:
 
 
 def _add_tiers(tiers: Group) -> None:
-    tiers.add(
+    tiers.setting(
         "--host-cache-gb",
-        type=float,
         metavar="GB",
         help="main memory for evicted KV (default: none)",
         more="A conversation that resumes is then copied back, and not computed again.",
@@ -115,7 +98,7 @@ def _add_tiers(tiers: Group) -> None:
         help="folder for it that outlives the server; needs --host-cache-gb",
         more="Each engine needs a folder of its own (default: none).",
     )
-    tiers.add("--disk-cache-gb", type=float, metavar="GB", help="space to use in that folder")
+    tiers.setting("--disk-cache-gb", metavar="GB", help="space to use in that folder")
     tiers.add(
         "--remote-cache",
         metavar="PLACE",
@@ -125,26 +108,21 @@ def _add_tiers(tiers: Group) -> None:
         "nixl+redis://HOST:PORT (pages in each server's memory, which the others read over NIXL), or lmcache+URL, "
         "such as lmcache+lm://HOST:PORT. A Redis server with a password gets ?user=NAME&password_file=FILE.",
     )
-    tiers.add(
+    tiers.setting(
         "--remote-cache-gb",
-        type=float,
         metavar="GB",
         help="size of that folder or memory, or memory given to other servers",
         more="Not for redis:// and lmcache+URL, whose service decides it.",
     )
-    tiers.add(
+    tiers.setting(
         "--role",
-        choices=("both", "prefill", "decode"),
-        default=DEFAULTS.role,
         metavar="NAME",
         help="both, prefill or decode; needs --remote-cache (default: %(default)s)",
         more="prefill: compute prompts only, end each answer with its first token, and send it when the prompt is in "
         "the shared cache. decode: go on with such prompts; what is missing is computed.",
     )
-    tiers.add(
+    tiers.setting(
         "--cache-write-policy",
-        choices=("write_through", "write_through_selective", "write_back"),
-        default=DEFAULTS.cache_write_policy,
         metavar="WHEN",
         help="when KV is copied to main memory (default: %(default)s)",
         more="write_through: when it is computed; write_through_selective: when it is used a second time; write_back: "

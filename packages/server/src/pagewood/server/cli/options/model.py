@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import get_args
 
-from pagewood.engine.api import (
-    ActivationFormat,
-    EngineConfig,
-    ExpertKernels,
-    ExpertLoadDetail,
-    ModelImpl,
-    WeightFormat,
-)
 from pagewood.server.cli.options.page import Page
 from pagewood.server.requests.adapters import NAME
-
-DEFAULTS = EngineConfig()
 
 
 def add_model_options(page: Page) -> None:
@@ -53,10 +42,8 @@ def add_model_options(page: Page) -> None:
         more="In a Hugging Face cache the default is the name of the repository. Of several models each has one, "
         "in the same order.",
     )
-    model.add(
+    model.setting(
         "--model-impl",
-        choices=get_args(ModelImpl),
-        default=DEFAULTS.model_impl,
         metavar="IMPL",
         help="what computes it: native, transformers (default: auto)",
         more="auto: transformers for an architecture that Pagewood has no table for, native for all others. "
@@ -72,25 +59,19 @@ def add_model_options(page: Page) -> None:
         help="a LoRA adapter that clients may name; repeatable",
         more="A folder of PEFT. Clients write the name in place of the model, or MODEL:NAME. It needs --max-adapters.",
     )
-    model.add(
+    model.setting(
         "--max-adapters",
-        type=int,
-        default=DEFAULTS.max_adapters,
         metavar="N",
         help="adapters used at the same time (default: 0, no adapters)",
         more="More may be loaded; their requests take turns.",
     )
-    model.add(
+    model.setting(
         "--max-adapter-rank",
-        type=int,
-        default=DEFAULTS.max_adapter_rank,
         metavar="R",
-        help=f"largest rank of an adapter (default: {DEFAULTS.max_adapter_rank})",
+        help="largest rank of an adapter (default: %(default)s)",
     )
-    model.add(
+    model.setting(
         "--max-adapter-expert-rank",
-        type=int,
-        default=DEFAULTS.max_adapter_expert_rank,
         metavar="R",
         help="largest rank of an adapter in experts on CUDA (default: 0, none)",
         more="There, each of --max-adapters takes memory for all experts. On a CPU it means nothing.",
@@ -122,43 +103,34 @@ def add_model_options(page: Page) -> None:
         help="serve the model with this LoRA adapter in its weights",
         more="For one adapter that serves all requests, on any device. The merged model is kept in ~/.cache/pagewood.",
     )
-    model.add(
+    model.setting(
         "--device",
-        choices=("auto", "cpu", "cuda"),
-        default=DEFAULTS.device,
         help="where it runs (default: auto, which is the CPU)",
         more="cuda needs pagewood-engine[cuda].",
     )
-    model.add(
+    model.setting(
         "--threads",
-        type=int,
         metavar="N",
         dest="num_threads",
         help="compute threads of a CPU (default: one per physical core)",
         more="They are divided among the processes of this host that compute the model.",
     )
-    model.add(
+    model.setting(
         "--tensor-parallel-size",
-        type=int,
-        default=DEFAULTS.tensor_parallel_size,
         metavar="N",
         help="processes that compute the model together (default: 1)",
         more="Each has a part of every matrix and of the KV memory, on cores of its own, or on a CUDA device. For "
         "machines with several sockets or devices; N must divide the sizes of the model.",
     )
-    model.add(
+    model.setting(
         "--nnodes",
-        type=int,
-        default=DEFAULTS.nnodes,
         metavar="N",
         help="hosts with as many of these processes each (default: 1)",
         more="Start the same command on each host, with its --node-rank. Host 0 has the server; the others "
         "compute, and wait for the next group when one has ended.",
     )
-    model.add(
+    model.setting(
         "--node-rank",
-        type=int,
-        default=DEFAULTS.node_rank,
         metavar="R",
         help="number of this host, from 0 on (default: 0)",
     )
@@ -181,10 +153,8 @@ def add_model_options(page: Page) -> None:
         help="let everyone take part who reaches --master-addr",
         more="They can then read and change what the model computes.",
     )
-    model.add(
+    model.setting(
         "--pipeline-parallel-size",
-        type=int,
-        default=DEFAULTS.pipeline_parallel_size,
         metavar="N",
         help="stages of layers that are computed one after the other (default: 1)",
         more="Each has --tensor-parallel-size processes of its own, and computes other requests at the same time. "
@@ -213,19 +183,15 @@ def add_model_options(page: Page) -> None:
         more="Each then has all weights of attention, and the KV memory of its own requests, instead of a part of all "
         "heads. For latent attention (DeepSeek), whose KV memory every process would otherwise hold.",
     )
-    model.add(
+    model.setting(
         "--expert-load",
-        choices=get_args(ExpertLoadDetail),
-        default=DEFAULTS.expert_load,
         metavar="WHAT",
         help="count rows of experts: off, ranks, experts (default: off)",
         more="ranks: /metrics has them by process, and their imbalance. experts: also by layer and expert, which are "
         "many. On a CPU only.",
     )
-    model.add(
+    model.setting(
         "--expert-kernels",
-        choices=get_args(ExpertKernels),
-        default=DEFAULTS.expert_kernels,
         metavar="WHAT",
         help="kernels of experts on CUDA: triton, flashinfer (default: triton)",
         more="flashinfer: its fused kernels, which were not run on a GPU yet and take many minutes to compile the "
@@ -252,28 +218,24 @@ def add_pool_options(page: Page) -> None:
         metavar="NAME",
         help="load this model at the start, and keep it; repeatable",
     )
-    pool.add(
+    pool.setting(
         "--models-max",
-        type=int,
-        default=0,
         dest="max_loaded",
         metavar="N",
         help="most models that are loaded at a time (default: what fits)",
         more="When another one is needed, the one that was used least recently is unloaded, after its running requests "
         "have ended.",
     )
-    pool.add(
+    pool.setting(
         "--models-memory-gb",
-        type=float,
         dest="memory_gb",
         metavar="GB",
         help="memory for all loaded models (default: what is free at the start)",
         more="GB are 1e9 bytes. A model that cannot fit is refused, and no other is unloaded for it.",
     )
-    pool.add(
+    pool.setting(
         "--model-idle-seconds",
         "--sleep-idle-seconds",
-        type=float,
         dest="idle_s",
         metavar="S",
         help="unload a model unused for so long (default: never)",
@@ -290,20 +252,16 @@ def add_pool_options(page: Page) -> None:
 
 def _add_number_formats(page: Page) -> None:
     formats = page.group("formats of numbers")
-    formats.add(
+    formats.setting(
         "--weights",
-        choices=get_args(WeightFormat),
-        default=DEFAULTS.weights,
         metavar="FORMAT",
         help="weights on a CPU: float32, bfloat16, int8, int4 (default: auto)",
         more="auto is as precise as the checkpoint. int8 takes a quarter of the memory of float32 and int4 a sixth, "
         "and tokens come faster by as much. They are quantised once, and kept in ~/.cache/pagewood. CUDA keeps weights "
         "in --dtype.",
     )
-    formats.add(
+    formats.setting(
         "--activations",
-        choices=get_args(ActivationFormat),
-        default=DEFAULTS.activations,
         metavar="FORMAT",
         help="what a CPU multiplies them with: float32, bfloat16 (default: auto)",
         more="auto: bfloat16 where weights are bfloat16 and the processor has AVX-512 BF16, eight bits where they are "
@@ -311,19 +269,15 @@ def _add_number_formats(page: Page) -> None:
         "of a float32 computation. bfloat16, for bfloat16 weights only, gives every processor the results of one with "
         "AVX-512 BF16. CUDA computes in --dtype.",
     )
-    formats.add(
+    formats.setting(
         "--dtype",
-        choices=("auto", "float32", "float16", "bfloat16"),
-        default=DEFAULTS.dtype,
         metavar="FORMAT",
         help="what CUDA computes in: bfloat16, float16 (default: bfloat16)",
         more="auto is that default. On CUDA it is the format of weights, activations and, unless --kv-cache-dtype "
         "says otherwise, KV. On a CPU it is always float32, and --weights and --activations choose.",
     )
-    formats.add(
+    formats.setting(
         "--kv-cache-dtype",
-        choices=("auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"),
-        default=DEFAULTS.kv_cache_dtype,
         metavar="FORMAT",
         help="KV memory: int8 on a CPU, fp8_e4m3 on CUDA (default: auto)",
         more="auto is --dtype. int8 with a scale per token and head takes a little over a quarter of float32; fp8_e4m3 "

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import cache
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
+from pagewood.engine.api import EngineConfig
+from pagewood.server.config import ServeConfig
+from pagewood.server.models.pool_config import PoolConfig
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
+"""What subcommands are added to; argparse has no public name for it."""
 _HELP_COLUMN = 35
 
 
@@ -38,6 +45,11 @@ class Group:
         shown = help if self.page.is_brief or not more else f"{help}. {more}"
         self.arguments.add_argument(*names, help=shown, **settings)
 
+    def setting(self, *names: str, help: str, more: str = "", **settings: Any) -> None:
+        """Add an option for the field of its name, or of `dest`, with its type, values and default; see `_fields`."""
+        field = settings.get("dest", names[0].removeprefix("--").replace("-", "_"))
+        self.add(*names, help=help, more=more, **_fields()[field] | settings)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
@@ -52,6 +64,20 @@ class Page:
     def group(self, title: str) -> Group:
         """Return a new group; without options, its title is not shown."""
         return Group(self.parser.add_argument_group(title), self)
+
+
+@cache
+def _fields() -> dict[str, dict[str, Any]]:
+    """Return what `add_argument` gets for the fields of all configurations that have a default, by their names."""
+    found: dict[str, dict[str, Any]] = {}
+    for config in (EngineConfig, ServeConfig, PoolConfig):
+        hints = get_type_hints(config)
+        for one in fields(config):
+            hint = hints[one.name]
+            kind = hint if get_origin(hint) is Literal else next(iter(get_args(hint)), hint)  # of `int | None`: int
+            values = {"choices": get_args(kind)} if get_origin(kind) is Literal else {"type": kind}
+            found.setdefault(one.name, {"default": one.default, **values})
+    return found
 
 
 def settings_of(options: argparse.Namespace, config: type[Any]) -> dict[str, Any]:

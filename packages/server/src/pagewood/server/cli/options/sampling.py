@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from pagewood.server.cli.options.model import DEFAULTS
 from pagewood.server.cli.options.page import Group, Page
 
 
 def add_sampling_options(page: Page) -> None:
     """Add the groups."""
     offer = page.group("drafts, grammars, logits")
-    offer.add(
+    offer.setting(
         "--speculative",
-        choices=("off", "ngram", "suffix", "draft", "eagle", "auto"),
-        default=DEFAULTS.speculative,
         metavar="DRAFTER",
         help="off, ngram, suffix, draft, eagle or auto (default: %(default)s)",
         more="It proposes the next tokens, and the model verifies all of them in one step: the text stays the same, "
@@ -28,18 +25,14 @@ def add_sampling_options(page: Page) -> None:
         more="There it is the folder `draft` or `eagle`.",
     )
     _add_drafts(offer)
-    offer.add(
+    offer.setting(
         "--grammar-backend",
-        choices=("llguidance", "xgrammar"),
-        default=DEFAULTS.grammar_backend,
         metavar="NAME",
         help="for JSON schemas: llguidance or xgrammar (default: %(default)s)",
         more="It compiles expressions and other grammars, too. xgrammar needs pagewood-engine[xgrammar].",
     )
-    offer.add(
+    offer.setting(
         "--grammar-timeout",
-        type=float,
-        default=DEFAULTS.grammar_timeout_s,
         dest="grammar_timeout_s",
         metavar="S",
         help="longest time to compile a grammar, then 400 (default: %(default)s)",
@@ -56,10 +49,8 @@ def add_sampling_options(page: Page) -> None:
         more="PLACE is PACKAGE.MODULE:FUNCTION. It is imported and runs in the engine's process, so use trusted code "
         "only.",
     )
-    offer.add(
+    offer.setting(
         "--random-seed",
-        type=int,
-        default=DEFAULTS.seed,
         dest="seed",
         metavar="N",
         help="seed of requests without a seed (default: %(default)s)",
@@ -67,26 +58,20 @@ def add_sampling_options(page: Page) -> None:
 
 
 def _add_drafts(offer: Group) -> None:
-    offer.add(
+    offer.setting(
         "--speculative-num-tokens",
-        type=int,
-        default=DEFAULTS.speculative_num_tokens,
         metavar="N",
         help="most draft tokens of a request in one step (default: %(default)s)",
         more="1 to 64.",
     )
-    offer.add(
+    offer.setting(
         "--speculative-control",
-        choices=("adaptive", "fixed"),
-        default=DEFAULTS.speculative_control,
         help="how many are drafted (default: %(default)s)",
         more="adaptive: as many as save time by measured acceptance and cost, down to none. fixed: always "
         "--speculative-num-tokens.",
     )
-    offer.add(
+    offer.setting(
         "--speculative-verify",
-        choices=("exact", "rejection"),
-        default=DEFAULTS.speculative_verify,
         help="which drafts are accepted (default: %(default)s)",
         more="exact: those that keep the text. rejection, for draft and eagle: more of them; it keeps the distribution "
         "of sampled text, but not the text itself.",

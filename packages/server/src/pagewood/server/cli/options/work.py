@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import get_args
 
-from pagewood.engine.api import EngineConfig, SchedulePreset, TenantQuota
-from pagewood.server.cli.options.model import DEFAULTS
+from pagewood.engine.api import EngineConfig, TenantQuota
 from pagewood.server.cli.options.page import Group, Page
 
-ON_CUDA = EngineConfig(device="cuda")
+ON_CPU, ON_CUDA = EngineConfig(), EngineConfig(device="cuda")
 _LIMITS = TenantQuota._fields[1:]
 
 
 def add_work_options(page: Page) -> None:
     """Add the groups."""
     work = page.group("work at the same time")
-    work.add(
+    work.setting(
         "--max-running-requests",
-        type=int,
         dest="max_running",
         metavar="N",
-        help=f"requests computed together (default: {DEFAULTS.num_rows}, on CUDA {ON_CUDA.num_rows})",
+        help=f"requests computed together (default: {ON_CPU.num_rows}, on CUDA {ON_CUDA.num_rows})",
     )
-    work.add(
+    work.setting(
         "--replicas",
-        type=int,
-        default=1,
         metavar="N",
         help="engines of this model behind one port (default: %(default)s)",
         more="Each has its share of the cores, and KV memory of its own; --max-running-requests is the limit of "
@@ -38,10 +32,8 @@ def add_work_options(page: Page) -> None:
         "cache, a decision log with -N in its name, and for --kv-events the port plus N. With CUDA it has devices of "
         "its own.",
     )
-    work.add(
+    work.setting(
         "--prefill-replicas",
-        type=int,
-        default=0,
         metavar="N",
         help="those of them that only compute prompts; needs --remote-cache (default: %(default)s)",
         more="The others decode. The router sends a prompt of which more than some pages are not cached first to such "
@@ -55,16 +47,14 @@ def add_work_options(page: Page) -> None:
         metavar="N",
         help="requests that may wait; further ones get 429 (default: %(default)s)",
     )
-    work.add(
+    work.setting(
         "--max-queue-seconds",
-        type=float,
         dest="max_queue_s",
         metavar="S",
         help="longest wait for a first step, then 429 (default: no limit)",
     )
-    work.add(
+    work.setting(
         "--max-ttft-seconds",
-        type=float,
         dest="max_ttft_s",
         metavar="S",
         help="429 if the first token is predicted later (default: no limit)",
@@ -83,11 +73,9 @@ def add_work_options(page: Page) -> None:
         "beyond that, and counts all tokens of a request, whatever windows layers have. Further requests of the tenant "
         "wait, and others do not wait for them. The tenant * stands for every tenant that is not named.",
     )
-    work.add("--tokenizer-workers", type=int, default=1, metavar="N", help="tokenizer processes (default: %(default)s)")
-    work.add(
+    work.setting("--tokenizer-workers", metavar="N", help="tokenizer processes (default: %(default)s)")
+    work.setting(
         "--stream-interval",
-        type=int,
-        default=DEFAULTS.stream_interval,
         metavar="TOKENS",
         help="tokens in each message of a stream (default: %(default)s)",
         more="1 or more; the first and the last message may have fewer. Raise it if the HTTP process is busy with many "
@@ -101,34 +89,27 @@ def add_work_options(page: Page) -> None:
 
 
 def _add_batches(batches: Group) -> None:
-    batches.add(
+    batches.setting(
         "--batch-store",
-        type=Path,
         metavar="FOLDER",
         help="serve /v1/files and /v1/batches from it (default: off)",
         more="Batches run when there are no other requests, and go on after a restart. One server has a folder at a "
         "time.",
     )
-    batches.add(
+    batches.setting(
         "--batch-store-gb",
-        type=float,
-        default=10.0,
         metavar="GB",
         help="most space of uploaded files (default: %(default)s)",
         more="Above 0; a GB is 1e9 bytes. Results are kept beyond.",
     )
-    batches.add(
+    batches.setting(
         "--batch-lines",
-        type=int,
-        default=16,
         metavar="N",
         help="requests of batches at a time (default: %(default)s)",
         more="At most half of --max-running-requests.",
     )
-    batches.add(
+    batches.setting(
         "--batch-lines-beside",
-        type=int,
-        default=0,
         metavar="N",
         help="those of them that go on beside other requests (default: %(default)s)",
         more="The rest waits until the model has no other request. Raise it where steps with more requests take hardly "
@@ -137,9 +118,8 @@ def _add_batches(batches: Group) -> None:
 
 
 def _add_order(order: Group) -> None:
-    order.add(
+    order.setting(
         "--schedule-policy",
-        default=DEFAULTS.schedule_policy,
         metavar="NAME",
         help="next request: fcfs, lpm, fair, edf and others (default: %(default)s)",
         more="Among equal priorities: fcfs (first come, first served; another name is priority), lpm (longest cached "
@@ -160,9 +140,8 @@ def _add_order(order: Group) -> None:
         help="share of a tenant (fair) or service class (wrr); repeatable (default: 1)",
         more="Above 0; only with these two orders.",
     )
-    order.add(
+    order.setting(
         "--schedule-ageing-seconds",
-        type=float,
         dest="schedule_ageing_s",
         metavar="S",
         help="wait after which the oldest gets every fourth admission (default: never)",
@@ -174,18 +153,15 @@ def _add_order(order: Group) -> None:
         help="a lower priority is the more important one, as in vLLM",
         more="In every order and for preemption; not together with the order priority-low.",
     )
-    order.add(
+    order.setting(
         "--preemption-threshold",
-        type=int,
         metavar="N",
         help="preempt running requests whose priority is lower by more than N",
         more="0 or more. They make room for a waiting request that does not fit, and go on later. Without it requests "
         "are preempted only when memory runs out.",
     )
-    order.add(
+    order.setting(
         "--schedule-conservativeness",
-        type=float,
-        default=DEFAULTS.schedule_conservativeness,
         metavar="FACTOR",
         help="factor of the memory kept for running answers (default: %(default)s)",
         more="Above 0. The engine learns which part of their limit answers use, and admits a request if the expected "
@@ -212,10 +188,8 @@ def _add_steps(steps: Group) -> None:
         more="The first stage then does not wait for the host between two steps; each step has fewer requests. Without "
         "stages it is the default.",
     )
-    steps.add(
+    steps.setting(
         "--num-continuous-decode-steps",
-        type=int,
-        default=DEFAULTS.num_continuous_decode_steps,
         metavar="N",
         help="decode steps after one decision, to compare engines (default: %(default)s)",
         more="1 or more. Above 1 there is no overlap, and new requests and ends of answers are noticed after N steps "
@@ -228,21 +202,19 @@ def _add_steps(steps: Group) -> None:
         help="do not capture decode steps as CUDA graphs",
         more="The start is then shorter and takes less memory, and steps take longer.",
     )
-    steps.add(
+    steps.setting(
         "--cuda-graph-max-batch",
-        type=int,
         metavar="N",
         help="requests in the largest captured step (default: --max-running-requests)",
     )
 
 
 def _add_prompts(steps: Group) -> None:
-    steps.add(
+    steps.setting(
         "--chunked-prefill-size",
         "--max-prefill-tokens",
-        type=int,
         metavar="N",
-        help=f"prompt tokens in one step (default: {DEFAULTS.max_chunk_tokens}, on CUDA {ON_CUDA.max_chunk_tokens})",
+        help=f"prompt tokens in one step (default: {ON_CPU.max_chunk_tokens}, on CUDA {ON_CUDA.max_chunk_tokens})",
         more="Over all requests. Raise it for prompts that are computed faster, lower it for answers that pause less "
         "while prompts are computed.",
     )
@@ -255,25 +227,21 @@ def _add_prompts(steps: Group) -> None:
         more="Above 0. Prompts beside running answers get as many tokens as fit in this time by the steps measured so "
         "far, but always some.",
     )
-    steps.add(
+    steps.setting(
         "--schedule-preset",
-        choices=get_args(SchedulePreset),
         metavar="NAME",
         help="how prompts and answers share steps (default: decode-first)",
         more="decode-first: prompts are computed beside all answers. stall-free: the same, but both together get "
         "--chunked-prefill-size. prefill-first: prompts come first, in steps without answers.",
     )
-    steps.add(
+    steps.setting(
         "--max-prefills",
         "--prefill-max-requests",
-        type=int,
-        default=DEFAULTS.max_prefills,
         metavar="N",
         help="prompts in progress in one step (default: %(default)s)",
     )
-    steps.add(
+    steps.setting(
         "--joint-prefill-tokens",
-        type=int,
         metavar="TOKENS",
         help="prompt tokens with which a step is full (default: automatic)",
         more="1 or more; above --chunked-prefill-size it has no effect. When the prompts that end in a step have this "
@@ -281,10 +249,8 @@ def _add_prompts(steps: Group) -> None:
         "sooner. The default is 128 on a CPU, more for a small model, and no limit on CUDA. Raise it if such a step "
         "leaves the processor idle.",
     )
-    steps.add(
+    steps.setting(
         "--chunk-align",
-        type=int,
-        default=DEFAULTS.chunk_align,
         metavar="TOKENS",
         help="cut prompts only at multiples of this (default: %(default)s)",
         more="1 or more, at most seven eighths of --chunked-prefill-size, and not with --target-step-ms. For kernels "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -42,40 +43,36 @@ class AnthropicEndpoints:
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
+        operation = partial(
+            Operation,
+            tag=TAG,
+            neutral=fields.NEUTRAL,
+            ignored=fields.IGNORED,
+            error=AnthropicError,
+            busy_status=OVERLOADED,
+        )
         prompt = {
             "model": self.models.names[0],
             "messages": [{"role": "user", "content": "What is 12 + 7?"}],
         }
         return [
-            Operation(
+            operation(
                 name="Messages",
-                tag=TAG,
-                method="POST",
                 path="/v1/messages",
                 endpoint=self.messages,
                 body=fields.MessagesRequest,
                 example={**prompt, "max_tokens": 64},
-                neutral=fields.NEUTRAL,
-                ignored=fields.IGNORED,
                 answer=Message,
                 event=MessageEvent,
                 last_event=None,
-                error=AnthropicError,
-                busy_status=OVERLOADED,
             ),
-            Operation(
+            operation(
                 name="CountTokens",
-                tag=TAG,
-                method="POST",
                 path="/v1/messages/count_tokens",
                 endpoint=self.count_tokens,
                 body=fields.CountTokensRequest,
                 example=prompt,
-                neutral=fields.NEUTRAL,
-                ignored=fields.IGNORED,
                 answer=TokenCount,
-                error=AnthropicError,
-                busy_status=OVERLOADED,
             ),
         ]
 

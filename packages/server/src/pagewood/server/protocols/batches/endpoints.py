@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -48,13 +49,14 @@ class BatchEndpoints:
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
+        operation = partial(Operation, tag=TAG)
         return [
-            Operation(
-                name="CreateFile", tag=TAG, method="POST", path="/v1/files", endpoint=self.create_file,
+            operation(
+                name="CreateFile", path="/v1/files", endpoint=self.create_file,
                 body=UploadForm, body_type="multipart/form-data", answer=FileObject, statuses=(507,),
             ),
-            Operation(
-                name="ListFiles", tag=TAG, method="GET", path="/v1/files", endpoint=self.list_files,
+            operation(
+                name="ListFiles", method="GET", path="/v1/files", endpoint=self.list_files,
                 query={
                     "purpose": {"type": "string"},
                     "limit": _limit(_MAX_FILES_LISTED, _MAX_FILES_LISTED),
@@ -63,20 +65,20 @@ class BatchEndpoints:
                 },
                 answer=FileList, statuses=(404,),
             ),
-            Operation(
-                name="GetFile", tag=TAG, method="GET", path=_FILE, endpoint=self.get_file,
+            operation(
+                name="GetFile", method="GET", path=_FILE, endpoint=self.get_file,
                 answer=FileObject, statuses=(404,),
             ),
-            Operation(
-                name="GetFileContent", tag=TAG, method="GET", path=f"{_FILE}/content", endpoint=self.get_content,
+            operation(
+                name="GetFileContent", method="GET", path=f"{_FILE}/content", endpoint=self.get_content,
                 answer=str, answer_type="application/octet-stream", statuses=(404,),
             ),
-            Operation(
-                name="DeleteFile", tag=TAG, method="DELETE", path=_FILE, endpoint=self.delete_file,
+            operation(
+                name="DeleteFile", method="DELETE", path=_FILE, endpoint=self.delete_file,
                 answer=DeletedFile, statuses=(404,),
             ),
-            Operation(
-                name="CreateBatch", tag=TAG, method="POST", path="/v1/batches", endpoint=self.create_batch,
+            operation(
+                name="CreateBatch", path="/v1/batches", endpoint=self.create_batch,
                 body=BatchRequest,
                 example={
                     "input_file_id": "file-0123456789abcdef",
@@ -85,17 +87,17 @@ class BatchEndpoints:
                 },
                 answer=Batch,
             ),
-            Operation(
-                name="ListBatches", tag=TAG, method="GET", path="/v1/batches", endpoint=self.list_batches,
+            operation(
+                name="ListBatches", method="GET", path="/v1/batches", endpoint=self.list_batches,
                 query={"limit": _limit(_MAX_BATCHES_LISTED, _BATCHES_LISTED), "after": _AFTER},
                 answer=BatchList, statuses=(404,),
             ),
-            Operation(
-                name="GetBatch", tag=TAG, method="GET", path=_BATCH, endpoint=self.get_batch,
+            operation(
+                name="GetBatch", method="GET", path=_BATCH, endpoint=self.get_batch,
                 answer=Batch, statuses=(404,),
             ),
-            Operation(
-                name="CancelBatch", tag=TAG, method="POST", path=f"{_BATCH}/cancel", endpoint=self.cancel_batch,
+            operation(
+                name="CancelBatch", path=f"{_BATCH}/cancel", endpoint=self.cancel_batch,
                 answer=Batch,
             ),
         ]  # fmt: skip

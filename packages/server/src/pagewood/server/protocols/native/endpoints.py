@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
@@ -45,11 +45,10 @@ class NativeEndpoints:
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
+        operation = partial(Operation, tag=TAG)
         return [
-            Operation(
+            operation(
                 name="Generate",
-                tag=TAG,
-                method="POST",
                 path="/generate",
                 endpoint=self.generate,
                 body=fields.GenerateRequest,
@@ -59,50 +58,40 @@ class NativeEndpoints:
                 answer=answers.Answer | list[answers.Answer],
                 event=answers.Answer,
             ),
-            Operation(
+            operation(
                 name="Tokenize",
-                tag=TAG,
-                method="POST",
                 path="/tokenize",
                 endpoint=self.tokenize,
                 body=fields.TokenizeRequest,
                 example={"text": "What is 12 + 7?", "return_pieces": True},
                 answer=answers.Tokenized,
             ),
-            Operation(
+            operation(
                 name="Detokenize",
-                tag=TAG,
-                method="POST",
                 path="/detokenize",
                 endpoint=self.detokenize,
                 body=fields.DetokenizeRequest,
                 example={"tokens": [40, 41, 42]},
                 answer=answers.Detokenized,
             ),
-            Operation(
+            operation(
                 name="ApplyTemplate",
-                tag=TAG,
-                method="POST",
                 path="/apply_template",
                 endpoint=self.apply_template,
                 body=fields.TemplateRequest,
                 example={"messages": [{"role": "user", "content": "What is 12 + 7?"}]},
                 answer=answers.Templated,
             ),
-            Operation(
+            operation(
                 name="Abort",
-                tag=TAG,
-                method="POST",
                 path="/abort",
                 endpoint=self.abort,
                 body=fields.AbortRequest,
                 example={"rid": "gen-0"},
                 answer=answers.Aborted,
             ),
-            Operation(
+            operation(
                 name="FlushCache",
-                tag=TAG,
-                method="POST",
                 path="/flush_cache",
                 endpoint=self.flush_cache,
                 admin=True,
@@ -110,19 +99,16 @@ class NativeEndpoints:
                 example={},
                 answer=answers.Flushed,
             ),
-            Operation(
+            operation(
                 name="FlushCacheByGet",  # as slime asks SGLang
-                tag=TAG,
                 method="GET",
                 path="/flush_cache",
                 endpoint=self.flush_cache,
                 admin=True,
                 answer=answers.Flushed,
             ),
-            Operation(
+            operation(
                 name="Pause",
-                tag=TAG,
-                method="POST",
                 path="/pause",
                 endpoint=self.pause,
                 admin=True,
@@ -134,10 +120,8 @@ class NativeEndpoints:
                 example={"mode": "retract"},
                 answer=answers.Paused,
             ),
-            Operation(
+            operation(
                 name="Resume",
-                tag=TAG,
-                method="POST",
                 path="/resume",
                 endpoint=self.resume,
                 admin=True,
@@ -145,19 +129,16 @@ class NativeEndpoints:
                 example={},
                 answer=answers.Paused,
             ),
-            Operation(
+            operation(
                 name="Retain",
-                tag=TAG,
-                method="POST",
                 path="/retain",
                 endpoint=self.retain,
                 body=fields.RetainRequest,
                 example={"text": "You are a helpful assistant.", "seconds": 0},
                 answer=answers.Retained,
             ),
-            Operation(
+            operation(
                 name="ServerInfo",
-                tag=TAG,
                 method="GET",
                 path="/server_info",
                 endpoint=self.server_info,

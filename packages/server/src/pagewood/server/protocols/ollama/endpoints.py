@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -45,12 +46,11 @@ class OllamaEndpoints:
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
+        operation = partial(Operation, tag=TAG, error=OllamaError)
         name, short = self.models.names[0], {"num_predict": 64}
         return [
-            Operation(
+            operation(
                 name="OllamaChat",
-                tag=TAG,
-                method="POST",
                 path="/api/chat",
                 endpoint=self.chat,
                 body=fields.OllamaChatRequest,
@@ -63,12 +63,9 @@ class OllamaEndpoints:
                 answer=ChatLine,
                 event=ChatLine,
                 stream=LINES,
-                error=OllamaError,
             ),
-            Operation(
+            operation(
                 name="OllamaGenerate",
-                tag=TAG,
-                method="POST",
                 path="/api/generate",
                 endpoint=self.generate,
                 body=fields.OllamaGenerateRequest,
@@ -78,50 +75,38 @@ class OllamaEndpoints:
                 answer=TextLine,
                 event=TextLine,
                 stream=LINES,
-                error=OllamaError,
             ),
-            Operation(
+            operation(
                 name="OllamaEmbed",
-                tag=TAG,
-                method="POST",
                 path="/api/embed",
                 endpoint=self.embed,
                 body=embeddings.OllamaEmbedRequest,
                 example={"model": name, "input": ["What is 12 + 7?", "The sum is 19."]},
                 answer=embeddings.OllamaEmbeddings,
-                error=OllamaError,
             ),
-            Operation(
+            operation(
                 name="OllamaEmbeddings",
-                tag=TAG,
-                method="POST",
                 path="/api/embeddings",
                 endpoint=self.embeddings,
                 body=embeddings.OllamaEmbeddingsRequest,
                 example={"model": name, "prompt": "What is 12 + 7?"},
                 answer=embeddings.OllamaEmbedding,
-                error=OllamaError,
             ),
-            Operation(
+            operation(
                 name="OllamaShow",
-                tag=TAG,
-                method="POST",
                 path="/api/show",
                 endpoint=self.show,
                 body=fields.OllamaShowRequest,
                 example={"model": name},
                 answer=models.ShownModel,
-                error=OllamaError,
             ),
             *(
-                Operation(
+                operation(
                     name=title,
-                    tag=TAG,
                     method="GET",
                     path=path,
                     endpoint=endpoint,
                     answer=answer,
-                    error=OllamaError,
                 )
                 for title, path, endpoint, answer in (
                     ("OllamaTags", "/api/tags", self.tags, models.ListedModels),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -49,11 +50,10 @@ class OpenAIEndpoints:
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
+        operation = partial(Operation, tag=TAG)
         return [
-            Operation(
+            operation(
                 name="ChatCompletions",
-                tag=TAG,
-                method="POST",
                 path="/v1/chat/completions",
                 endpoint=self.chat_completions,
                 body=chat.ChatRequest,
@@ -67,10 +67,8 @@ class OpenAIEndpoints:
                 answer=chat.ChatCompletion,
                 event=chat.ChatChunk,
             ),
-            Operation(
+            operation(
                 name="Completions",
-                tag=TAG,
-                method="POST",
                 path="/v1/completions",
                 endpoint=self.completions,
                 body=completions.CompletionRequest,
@@ -80,10 +78,8 @@ class OpenAIEndpoints:
                 answer=completions.Completion,
                 event=completions.Completion,
             ),
-            Operation(
+            operation(
                 name="GenerateTokens",
-                tag=TAG,
-                method="POST",
                 path="/inference/v1/generate",
                 endpoint=self.tokens,
                 body=tokens.TokensRequest,
@@ -91,10 +87,8 @@ class OpenAIEndpoints:
                 neutral=tokens.NEUTRAL,
                 answer=tokens.GeneratedTokens,
             ),
-            Operation(
+            operation(
                 name="SetPriority",
-                tag=TAG,
-                method="POST",
                 path="/v1/requests/{name:path}/priority",
                 endpoint=self.priority,
                 body=PriorityRequest,

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -61,11 +62,10 @@ class ResponsesEndpoints:
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
+        operation = partial(Operation, tag=TAG)
         return [
-            Operation(
+            operation(
                 name="CreateResponse",
-                tag=TAG,
-                method="POST",
                 path="/v1/responses",
                 endpoint=self.create,
                 body=ResponsesRequest,
@@ -76,9 +76,8 @@ class ResponsesEndpoints:
                 event=objects.ResponseEvent,
                 last_event=None,
             ),
-            Operation(
+            operation(
                 name="GetResponse",
-                tag=TAG,
                 method="GET",
                 path=_KEPT,
                 endpoint=self.retrieve,
@@ -86,26 +85,22 @@ class ResponsesEndpoints:
                 answer=objects.Response,
                 statuses=(404,),
             ),
-            Operation(
+            operation(
                 name="DeleteResponse",
-                tag=TAG,
                 method="DELETE",
                 path=_KEPT,
                 endpoint=self.delete,
                 answer=objects.DeletedResponse,
                 statuses=(404,),
             ),
-            Operation(
+            operation(
                 name="CancelResponse",
-                tag=TAG,
-                method="POST",
                 path=f"{_KEPT}/cancel",
                 endpoint=self.cancel,
                 answer=None,
             ),
-            Operation(
+            operation(
                 name="ListInputItems",
-                tag=TAG,
                 method="GET",
                 path=f"{_KEPT}/input_items",
                 endpoint=self.input_items,

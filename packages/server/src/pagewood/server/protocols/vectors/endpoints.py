@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -26,44 +27,36 @@ class VectorEndpoints:
 
     def operations(self) -> list[Operation]:
         """Return the operations."""
+        operation = partial(Operation, tag=TAG, ignored=IGNORED)
         name = self.models.names[0]
         return [
-            Operation(
+            operation(
                 name="Embeddings",
-                tag=TAG,
-                method="POST",
                 path="/v1/embeddings",
                 endpoint=self.embeddings,
                 body=embeddings.EmbeddingRequest,
                 example={"model": name, "input": ["What is 12 + 7?", "The sum is 19."]},
                 neutral=embeddings.NEUTRAL,
-                ignored=IGNORED,
                 answer=embeddings.Embeddings,
             ),
-            Operation(
+            operation(
                 name="Rerank",
-                tag=TAG,
-                method="POST",
                 path="/v1/rerank",
                 aliases=("/v2/rerank", "/rerank"),
                 endpoint=self.rerank,
                 body=rerank.RerankRequest,
                 example={"model": name, "query": "What is 12 + 7?", "documents": ["The sum is 19.", "It rains."]},
                 neutral=rerank.NEUTRAL,
-                ignored=IGNORED,
                 answer=rerank.Ranking,
             ),
-            Operation(
+            operation(
                 name="Score",
-                tag=TAG,
-                method="POST",
                 path="/v1/score",
                 aliases=("/score",),
                 endpoint=self.score,
                 body=rerank.ScoreRequest,
                 example={"model": name, "text_1": "What is 12 + 7?", "text_2": ["The sum is 19.", "It rains."]},
                 neutral=rerank.NEUTRAL,
-                ignored=IGNORED,
                 answer=rerank.Scores,
             ),
         ]
