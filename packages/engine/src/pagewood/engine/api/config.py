@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 from pagewood.engine.api.sampling_params import MAX_PROCESSOR_NAME
 from pagewood.engine.node_address import Address
@@ -60,16 +62,33 @@ _CPU = _DeviceDefaults("float32", "int8", max_running=64, chunked_prefill_size=5
 _CUDA = _DeviceDefaults("bfloat16", "fp8_e4m3", max_running=256, chunked_prefill_size=2048)
 _MOST_DRAFT_TOKENS = 64
 """More are never accepted in practice; programs and graphs have room for this many."""
-_COUNTS = (
-    "tensor_parallel_size", "nnodes", "pipeline_parallel_size", "page_size", "chunk_align", "max_prefills",
-    "num_continuous_decode_steps", "speculative_num_tokens", "stream_interval",
+_RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
+    (
+        ">= 1", lambda value: value >= 1,
+        (
+            "tensor_parallel_size", "nnodes", "pipeline_parallel_size", "page_size", "chunk_align", "max_prefills",
+            "num_continuous_decode_steps", "speculative_num_tokens", "stream_interval", "max_running",
+            "chunked_prefill_size", "joint_prefill_tokens", "num_threads", "max_total_tokens", "max_length",
+            "cuda_graph_max_batch", "state_places",
+        ),
+    ),
+    (">= 0", lambda value: value >= 0, ("preemption_threshold", "max_queued", "cache_history_tokens")),
+    (
+        "> 0", lambda value: value > 0,
+        ("grammar_timeout_s", "target_step_s", "max_queue_s", "host_cache_gb", "disk_cache_gb", "remote_cache_gb"),
+    ),
+    (
+        "> 0 and finite", lambda value: 0 < value < math.inf,
+        ("decision_log_mb", "schedule_conservativeness", "max_retain_s"),
+    ),
+    (">= 0 and finite", lambda value: 0 <= value < math.inf, ("image_cache_gb", "schedule_ageing_s")),
 )  # fmt: skip
-"""Fields of `EngineConfig` that are at least 1."""
-_OPTIONAL_COUNTS = (
-    "max_running", "chunked_prefill_size", "joint_prefill_tokens", "num_threads", "max_total_tokens", "max_length",
-    "cuda_graph_max_batch", "state_places",
+"""Rules, each with the fields of `EngineConfig` that keep it unless they are None by default. NaN keeps none."""
+_WORDS = (
+    "model_impl", "weights", "activations", "images", "expert_load", "expert_kernels", "eviction_policy", "role",
+    "schedule_preset", "speculative", "speculative_control", "speculative_verify", "grammar_backend",
 )  # fmt: skip
-"""Fields of `EngineConfig` that are None or at least 1."""
+"""Fields of `EngineConfig` that are one of the words of their type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,57 +383,26 @@ class EngineConfig:
     and where the configuration names them."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.decision_log_mb < math.inf:
-            raise ValueError(f"decision_log_mb must be > 0 and finite, got {self.decision_log_mb}")
+        self._check_ranges()
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}")
-        if self.model_impl not in (known := get_args(ModelImpl)):
-            raise ValueError(f"model_impl must be one of {', '.join(known)}, got {self.model_impl!r}")
-        if self.eviction_policy not in ("lru", "queue-lru"):
-            raise ValueError(f"eviction_policy must be lru or queue-lru, got {self.eviction_policy!r}")
         if not 0.0 < self.mem_fraction <= 1.0:
             raise ValueError(f"mem_fraction must be in (0, 1], got {self.mem_fraction}")
         if self.device != "cuda" and self.dtype not in ("auto", "float32"):
             raise ValueError(f"dtype must be float32 on a CPU, got {self.dtype}")
-        if self.weights not in (known := get_args(WeightFormat)):
-            raise ValueError(f"weights must be one of {', '.join(known)}, got {self.weights!r}")
         if self.device == "cuda" and self.weights != "auto":
             raise ValueError(f"weights must be auto on CUDA, which keeps them in dtype, got {self.weights!r}")
-        if self.activations not in (known := get_args(ActivationFormat)):
-            raise ValueError(f"activations must be one of {', '.join(known)}, got {self.activations!r}")
         if self.activations != "auto" and self.device == "cuda":
             raise ValueError(f"activations must be auto on CUDA, which computes in dtype, got {self.activations!r}")
         if self.activations == "bfloat16" and self.weights not in ("auto", "bfloat16"):
             raise ValueError(f"activations must be auto or float32 with weights {self.weights!r}, got 'bfloat16'")
-        if self.grammar_backend not in ("llguidance", "xgrammar"):
-            raise ValueError(f"grammar_backend must be llguidance or xgrammar, got {self.grammar_backend!r}")
-        if not self.grammar_timeout_s > 0:  # true of NaN
-            raise ValueError(f"grammar_timeout_s must be > 0, got {self.grammar_timeout_s}")
         self._check_processors()
-        if not 0 < self.schedule_conservativeness < math.inf:
-            raise ValueError(f"schedule_conservativeness must be > 0 and finite, got {self.schedule_conservativeness}")
         if self.low_priority_first and self.schedule_policy.replace("_", "-") == "priority-low":
             raise ValueError("low_priority_first must be false with the schedule_policy priority-low, got both")
-        if self.preemption_threshold is not None and self.preemption_threshold < 0:
-            raise ValueError(f"preemption_threshold must be >= 0, got {self.preemption_threshold}")
         for name, weight in self.schedule_weights:
             if not 0 < weight < math.inf:
                 raise ValueError(f"schedule_weights must be > 0 and finite, got {weight} for {name!r}")
-        if self.schedule_ageing_s is not None and not 0 <= self.schedule_ageing_s < math.inf:
-            raise ValueError(f"schedule_ageing_s must be >= 0 and finite, got {self.schedule_ageing_s}")
-        if self.target_step_s is not None and not self.target_step_s > 0:  # true of NaN
-            raise ValueError(f"target_step_s must be > 0, got {self.target_step_s}")
-        if self.max_queue_s is not None and not self.max_queue_s > 0:  # true of NaN
-            raise ValueError(f"max_queue_s must be > 0, got {self.max_queue_s}")
         self._check_limits()
-        for name in (*_COUNTS, *_OPTIONAL_COUNTS):
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL_COUNTS:
-                continue
-            if not isinstance(value, int):
-                raise ValueError(f"{name} must be an int, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
         if self.max_length == 1:
             raise ValueError("max_length must be >= 2, for a prompt and an output of a token each, got 1")
         defaults = self._defaults
@@ -437,6 +425,22 @@ class EngineConfig:
             raise ValueError(
                 f"max_total_tokens must hold at least one page of {self.page_size}, got {self.max_total_tokens}"
             )
+
+    def _check_ranges(self) -> None:
+        """Refuse fields that are out of their range whatever the others are."""
+        given: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        absent = {one.name for one in fields(self) if one.default is None and given[one.name] is None}
+        for name in _WORDS:
+            if name not in absent and given[name] not in (known := _words_of(name)):
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {given[name]!r}")
+        for rule, keeps, names in _RANGES:
+            for name in names:
+                if name in absent:
+                    continue
+                if rule == ">= 1" and not isinstance(given[name], int):
+                    raise ValueError(f"{name} must be an int, got {given[name]!r}")
+                if not keeps(given[name]):
+                    raise ValueError(f"{name} must be {rule}, got {given[name]}")
 
     @property
     def num_rows(self) -> int:
@@ -601,22 +605,14 @@ class EngineConfig:
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     def _check_images(self) -> None:
-        if self.images not in (known := get_args(ImageUse)):
-            raise ValueError(f"images must be one of {', '.join(known)}, got {self.images!r}")
-        if not 0 <= self.image_cache_gb < math.inf:
-            raise ValueError(f"image_cache_gb must be >= 0 and finite, got {self.image_cache_gb}")
         if self.images == "on" and (why := self.why_no_images) is not None:
             raise ValueError(f"images must be auto or off, because {why}, got 'on'")
 
     def _check_experts(self) -> None:
-        if self.expert_load not in (known := get_args(ExpertLoadDetail)):
-            raise ValueError(f"expert_load must be one of {', '.join(known)}, got {self.expert_load!r}")
         if self.expert_parallel and self.tensor_parallel_size == 1:
             raise ValueError("expert_parallel must be False with tensor_parallel_size 1, got True")
         if self.expert_map is not None and not self.expert_parallel:
             raise ValueError(f"expert_map must be None without expert_parallel, got {self.expert_map!r}")
-        if self.expert_kernels not in (known := get_args(ExpertKernels)):
-            raise ValueError(f"expert_kernels must be one of {', '.join(known)}, got {self.expert_kernels!r}")
         if self.expert_kernels != "triton":
             rank = self.max_adapter_expert_rank
             for reason, is_so in (
@@ -662,14 +658,9 @@ class EngineConfig:
             raise ValueError(f"chunk_align must be 1 with target_step_s, which cuts elsewhere, got {self.chunk_align}")
 
     def _check_limits(self) -> None:
-        presets = get_args(SchedulePreset)
-        if self.schedule_preset is not None and self.schedule_preset not in presets:
-            raise ValueError(f"schedule_preset must be one of {', '.join(presets)}, got {self.schedule_preset!r}")
         if self.prefill_first and self.mixing != "prefill-first":
             raise ValueError(f"schedule_preset must be prefill-first with prefill_first, got {self.schedule_preset!r}")
         self._check_chunk_align()
-        if self.max_queued is not None and self.max_queued < 0:
-            raise ValueError(f"max_queued must be >= 0, got {self.max_queued}")
         names: set[str] = set()
         for quota in self.quotas:
             if quota.tenant in names:
@@ -680,13 +671,6 @@ class EngineConfig:
                     raise ValueError(f"quotas must have {name} >= 1, got {limit} for {quota.tenant!r}")
 
     def _check_speculation(self) -> None:
-        for name, known in (
-            ("speculative", ("off", "ngram", "suffix", "draft", "eagle", "auto")),
-            ("speculative_control", ("adaptive", "fixed")),
-            ("speculative_verify", ("exact", "rejection")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         has_model = self.speculative in ("draft", "eagle")
         if self.speculative_model is not None and not has_model:
             raise ValueError(
@@ -725,16 +709,8 @@ class EngineConfig:
             raise ValueError(f"retained_share must be in [0, 1], got {self.retained_share}")
         if self.retained_share and not self.prefix_cache:
             raise ValueError(f"retained_share must come with the prefix cache, got {self.retained_share} without it")
-        if not 0.0 < self.max_retain_s < math.inf:
-            raise ValueError(f"max_retain_s must be > 0 and finite, got {self.max_retain_s}")
 
     def _check_tiers(self) -> None:
-        if self.cache_history_tokens < 0:
-            raise ValueError(f"cache_history_tokens must be >= 0, got {self.cache_history_tokens}")
-        for name in ("host_cache_gb", "disk_cache_gb", "remote_cache_gb"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
         for place, size in (("disk_cache_path", "disk_cache_gb"), ("remote_cache", "remote_cache_gb")):
             found = getattr(self, place), getattr(self, size)
             if place == "remote_cache" and str(found[0]).startswith(("lmcache+", "redis://")):
@@ -747,8 +723,6 @@ class EngineConfig:
                 raise ValueError(f"{place} and {size} must be given together, got {found[0]!r} and {found[1]}")
             if found[0] is not None and self.host_cache_gb is None:
                 raise ValueError(f"{place} must come with host_cache_gb, got {found[0]!r} without it")
-        if self.role not in (known := get_args(Role)):
-            raise ValueError(f"role must be one of {', '.join(known)}, got {self.role!r}")
         if self.role != "both" and self.remote_cache is None:
             raise ValueError(f"role must be both without remote_cache, got {self.role!r}")
         if self.role != "both" and self.decision_log is not None:
@@ -764,3 +738,10 @@ class EngineConfig:
                 "cache_write_policy must be write_through, write_through_selective or write_back, "
                 f"got {self.cache_write_policy!r}"
             )
+
+
+@cache
+def _words_of(name: str) -> tuple[str, ...]:
+    """Return the words that a field of `EngineConfig` may be."""
+    hint = get_type_hints(EngineConfig)[name]
+    return get_args(hint) if get_origin(hint) is Literal else get_args(get_args(hint)[0])  # of `Literal[...] | None`

@@ -12,8 +12,6 @@ from pagewood.engine.models.parts.norm import NormConfig
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "ApertusForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
             qk_norm="heads",
             is_gated=False,
             theta=12_000_000.0,

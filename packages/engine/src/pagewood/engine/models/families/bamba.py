@@ -17,8 +17,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "BambaForCausalLM": Family(
             recurrence="space",
             recurrent_name="mamba",
-            qkv_bias=None,
-            output_bias=None,
             mlp_bias=None,
             rotary_share=0.5,
             norm=NormConfig(epsilon=1e-5),
@@ -29,8 +27,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "FalconH1ForCausalLM": Family(
             recurrence="space",
             has_mixers_beside=True,
-            qkv_bias=None,
-            output_bias=None,
             mlp_bias=None,
             norm=NormConfig(epsilon=1e-5),
             frame=FrameConfig(mixer=None, before_feed_forward="pre_ff_layernorm", feed_forward="feed_forward"),

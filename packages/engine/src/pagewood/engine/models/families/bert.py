@@ -117,8 +117,6 @@ _MPNET = replace(
     defaults={"hidden_act": "gelu", "tie_word_embeddings": True},
 )  # fmt: skip
 _NOMIC = Family(
-    qkv_bias=None,
-    output_bias=None,
     mlp_bias=None,
     bias_fields=("qkv_proj_bias", "qkv_proj_bias", "mlp_fc1_bias"),
     theta=1e3,

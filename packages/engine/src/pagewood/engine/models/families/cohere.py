@@ -11,8 +11,6 @@ from pagewood.engine.models.parts.layer import FrameConfig
 from pagewood.engine.models.parts.norm import NormConfig
 
 _COHERE = Family(
-    qkv_bias=None,
-    output_bias=None,
     has_neighbours=True,
     field_names={"rms_norm_eps": "layer_norm_eps"},
     knows=frozenset({"logit_scale", "position_embedding_type"}),

@@ -12,8 +12,6 @@ from pagewood.engine.models.parts.experts import ExpertNames
 from pagewood.engine.models.parts.norm import NormConfig
 
 _ERNIE = Family(
-    qkv_bias=None,
-    output_bias=None,
     mlp_bias=None,
     bias_fields=("use_bias", "use_bias", "use_bias"),
     has_neighbours=True,

@@ -11,6 +11,8 @@ from pagewood.engine.models.parts.layer import FrameConfig
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "Exaone4ForCausalLM": Family(
+            qkv_bias=False,
+            output_bias=False,
             qk_norm="heads",
             windows="periodic",
             rotated_layers="windows",

@@ -41,9 +41,9 @@ class Family:
     widens_by_two_thirds: bool = False
     """Whether feed-forwards have two thirds of `intermediate_size`, unless `block_auto_adjust_ff_dim` is false, times
     `block_ffn_dim_multiplier`, and up to a multiple of `block_multiple_of`."""
-    qkv_bias: bool | None = False
+    qkv_bias: bool | None = None
     """None: a flag decides, the first of `bias_fields`."""
-    output_bias: bool | None = False
+    output_bias: bool | None = None
     """None: the second flag decides."""
     mlp_bias: bool | None = False
     """None: the third flag decides."""

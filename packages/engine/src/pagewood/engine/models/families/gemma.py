@@ -25,8 +25,6 @@ _FOUR_NORMS = FrameConfig(
     behind_feed_forward="post_feedforward_layernorm",
 )
 _GEMMA = Family(
-    qkv_bias=None,
-    output_bias=None,
     ignores=frozenset({"hidden_activation"}),
     activations={"gelu": "gelu_pytorch_tanh"},
     norm=NormConfig(epsilon=1e-6, offset=1.0),

@@ -12,7 +12,7 @@ from pagewood.engine.models.parts.layer import FrameConfig
 from pagewood.engine.models.parts.norm import NormConfig
 
 _GLM = Family(
-    qkv_bias=None,
+    output_bias=False,
     gate_is_fused=True,
     rotary_share=0.5,
     has_neighbours=True,
@@ -23,7 +23,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "GlmForCausalLM": _GLM,
         "Glm4MoeForCausalLM": Family(
-            qkv_bias=None,
+            output_bias=False,
             qk_norm="heads",
             qk_norm_flag="use_qk_norm",
             rotary_share=0.5,

@@ -13,8 +13,6 @@ from pagewood.engine.models.parts.norm import NormConfig
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "GPTNeoXForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
             mlp_bias=True,
             rotary_share=0.25,
             field_names={

@@ -13,8 +13,6 @@ from pagewood.engine.models.parts.norm import NormConfig
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "GptOssForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
             windows="periodic",
             has_sinks=True,
             theta=150_000.0,

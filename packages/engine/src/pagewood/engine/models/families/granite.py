@@ -13,8 +13,6 @@ from pagewood.engine.models.parts.experts import ExpertNames
 from pagewood.engine.models.parts.layer import FrameConfig
 
 _DENSE = Family(
-    qkv_bias=None,
-    output_bias=None,
     mlp_bias=None,
     knows=frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"}),
     defaults={"attention_multiplier": 1.0},

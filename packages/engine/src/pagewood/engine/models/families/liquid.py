@@ -29,6 +29,8 @@ def _dense_names(part: str) -> dict[str, str]:
 
 
 _LFM2 = Family(
+    qkv_bias=False,
+    output_bias=False,
     recurrence="convolution",
     recurrent_name="conv",
     qk_norm="heads",

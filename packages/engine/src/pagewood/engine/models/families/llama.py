@@ -12,7 +12,7 @@ from pagewood.engine.models.parts.experts import ExpertNames
 from pagewood.engine.models.parts.layer import FrameConfig
 from pagewood.engine.models.parts.norm import NormConfig
 
-_MISTRAL = Family(windows="all", defaults={"num_key_value_heads": 8})
+_MISTRAL = Family(qkv_bias=False, output_bias=False, windows="all", defaults={"num_key_value_heads": 8})
 _MISTRAL3 = replace(
     _MISTRAL,
     other_parts=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
@@ -22,6 +22,8 @@ _MISTRAL3 = replace(
     },
 )  # fmt: skip
 _MINISTRAL3 = Family(
+    qkv_bias=False,
+    output_bias=False,
     windows="all",
     temperature="all",
     defaults={
@@ -36,8 +38,6 @@ _MINISTRAL3 = Family(
 )  # fmt: skip
 
 _LLAMA4 = Family(
-    qkv_bias=None,
-    output_bias=None,
     windows="chunks",
     rotated_layers="listed",
     has_neighbours=True,
@@ -67,9 +67,11 @@ _LLAMA4 = Family(
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "LlamaForCausalLM": Family(qkv_bias=None, output_bias=None, mlp_bias=None),
+        "LlamaForCausalLM": Family(mlp_bias=None),
         "MistralForCausalLM": _MISTRAL,
         "MixtralForCausalLM": Family(
+            qkv_bias=False,
+            output_bias=False,
             windows="all",
             theta=1e6,
             mixture=Mixture(
@@ -85,8 +87,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             by_text_type={"ministral3": replace(_MINISTRAL3, other_parts=_MISTRAL3.other_parts)},
         ),
         "SmolLM3ForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
             mlp_bias=None,
             windows="some",
             rotated_layers="listed",
@@ -94,8 +94,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
         ),
         "SeedOssForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
             bias_fields=("attention_bias", "attention_out_bias", "mlp_bias"),
             mlp_bias=None,
             defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
@@ -108,8 +106,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
         ),
         "HunYuanDenseV1ForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
             qk_norm="heads",
             qk_norm_names=("query_layernorm", "key_layernorm"),
             qk_norm_follows=True,

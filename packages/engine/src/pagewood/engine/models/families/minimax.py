@@ -13,6 +13,8 @@ from pagewood.engine.models.parts.layer import FrameConfig
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "MiniMaxM2ForCausalLM": Family(
+            qkv_bias=False,
+            output_bias=False,
             qk_norm="whole",
             rotary_share=1.0,
             theta=5e6,

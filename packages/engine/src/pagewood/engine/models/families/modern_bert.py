@@ -11,8 +11,6 @@ from pagewood.engine.models.parts.layer import FrameConfig
 from pagewood.engine.models.parts.norm import NormConfig
 
 _FAMILY = Family(
-    qkv_bias=None,
-    output_bias=None,
     mlp_bias=None,
     windows="around",
     has_local_rope=True,

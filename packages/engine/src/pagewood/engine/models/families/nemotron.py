@@ -15,6 +15,8 @@ from pagewood.engine.models.parts.norm import NormConfig
 _ENDS = {"embeddings": "model.embed_tokens", "norm_f": "model.norm"}
 
 NEMOTRON_H = Family(
+    qkv_bias=False,
+    output_bias=False,
     recurrence="space",
     sizes_by_heads=True,
     has_single_parts=True,
@@ -55,8 +57,6 @@ NEMOTRON_H = Family(
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "NemotronForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
             mlp_bias=None,
             rotary_share=0.5,
             field_names={"rms_norm_eps": "norm_eps"},

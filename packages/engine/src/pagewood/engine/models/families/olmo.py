@@ -13,8 +13,6 @@ from pagewood.engine.models.parts.layer import FrameConfig
 from pagewood.engine.models.parts.norm import NormConfig
 
 _OLMO2 = Family(
-    qkv_bias=None,
-    output_bias=None,
     qk_norm="whole",
     frame=FrameConfig(
         before_mixer=None,
@@ -28,8 +26,6 @@ _OLMO2 = Family(
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "OlmoForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
             computed_elsewhere=frozenset({"clip_qkv"}),
             norm=NormConfig(epsilon=1e-5, is_centred=True, has_weight=False),
         ),
@@ -59,8 +55,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             defaults={"max_position_embeddings": 65_536},
         ),
         "OlmoeForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
             qk_norm="whole",
             mixture=Mixture(size="intermediate_size"),
             norm=NormConfig(epsilon=1e-5),

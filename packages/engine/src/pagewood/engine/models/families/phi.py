@@ -10,6 +10,8 @@ from pagewood.engine.models.families.family import Family
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "Phi3ForCausalLM": Family(
+            qkv_bias=False,
+            output_bias=False,
             qkv_is_fused=True,
             gate_is_fused=True,
             rotary_share=1.0,

@@ -11,17 +11,13 @@ from pagewood.engine.models.families.mixture import Mixture
 from pagewood.engine.models.parts.experts import ExpertNames
 from pagewood.engine.models.parts.norm import NormConfig
 
-_QWEN2 = Family(qkv_bias=True, windows="some", defaults={"num_key_value_heads": 32})
+_QWEN2 = Family(qkv_bias=True, output_bias=False, windows="some", defaults={"num_key_value_heads": 32})
 _QWEN3 = Family(
-    qkv_bias=None,
-    output_bias=None,
     qk_norm="heads",
     windows="some",
     defaults={"num_key_value_heads": 32, "head_dim": 128},
 )
 _QWEN3_MOE = Family(
-    qkv_bias=None,
-    output_bias=None,
     qk_norm="heads",
     mixture=Mixture(dense_layers="step"),
     defaults={"num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts_per_tok": 8},
@@ -39,8 +35,6 @@ _NEXT = Family(
     recurrence="delta",
     delta_projections="fused",
     has_output_gate=True,
-    qkv_bias=None,
-    output_bias=None,
     qk_norm="heads",
     rotary_share=0.25,
     norm=NormConfig(epsilon=1e-6, offset=1.0),
@@ -93,6 +87,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "Qwen2MoeForCausalLM": Family(
             qkv_bias=True,
+            output_bias=False,
             mixture=Mixture(
                 names=ExpertNames(shared="shared_expert"),
                 dense_layers="step",

@@ -12,8 +12,6 @@ from pagewood.engine.models.parts.norm import NormConfig
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "Starcoder2ForCausalLM": Family(
-            qkv_bias=None,
-            output_bias=None,
             mlp_bias=None,
             windows="all",
             field_names={"attention_bias": "use_bias", "mlp_bias": "use_bias", "rms_norm_eps": "norm_epsilon"},
