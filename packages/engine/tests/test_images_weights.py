@@ -27,7 +27,8 @@ from pagewood.engine.assembly.part_with_tower import PartWithTower
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.rest import Rest
 from pagewood.engine.models.images.tower_weights import TowerWeights
-from pagewood.engine.models.stored.updated_tensors import LooseFiles, UpdatedTensors
+from pagewood.engine.models.stored.tensor_files import SafetensorsFiles
+from pagewood.engine.models.stored.updated_tensors import UpdatedTensors
 from pagewood.engine.runner.device_memory import tensors_of
 from pagewood.engine.runner.tower_encoder import TowerEncoder
 from pagewood.engine.weight_commands import CheckWeights, Sleep, UpdateWeights, WakeUp
@@ -240,7 +241,9 @@ def test_towers_of_files_by_other_names(is_renamed: bool, tmp_path: Path) -> Non
     if is_renamed:
         tensors = {name.replace("vision_tower.", "vision_tower.vision_model."): one for name, one in tensors.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    found = UpdatedTensors.of_folder(folder, folder).with_files(LooseFiles(map(Path, parts_of(new, tmp_path))))
+    found = UpdatedTensors.of_folder(folder, folder).with_files(
+        SafetensorsFiles.of_paths(map(Path, parts_of(new, tmp_path)))
+    )
     expected = dict(new.reference.named_parameters())
     weights = TowerWeights(found, new.recipe.config.prefixes)
     for name in ("embeddings.patch_embedding.bias", "encoder.layers.1.mlp.fc1.weight"):

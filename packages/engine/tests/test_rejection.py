@@ -20,7 +20,6 @@ from pagewood.engine.runner.cpu.compiled.drafting.rejection import verify
 from pagewood.engine.runner.cpu.compiled.drawing.choice import POSITION as POSITION_COLUMN
 from pagewood.engine.runner.cpu.compiled.drawing.choice import choose, seed_of
 from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key, seed_in
-from pagewood.engine.runner.cpu.program.draws import choices_of
 from pagewood.engine.runner.splitmix import Domain
 
 Float32 = NDArray[np.float32]
@@ -29,7 +28,7 @@ DRAFT = int(Domain.DRAFT)
 
 
 def choice_of(params: SamplingParams, seed: int = 0) -> Float32:
-    return choices_of(SamplingArrays.of([params], [seed]), np.array([POSITION], np.int32))[0]
+    return np.append(SamplingArrays.of([params], [seed]).words[0], np.int32(POSITION)).view(np.float32)
 
 
 @cache

@@ -25,7 +25,7 @@ from pagewood.engine.runner.cpu.compiled.drawing.choice import choose, kept_rang
 from pagewood.engine.runner.cpu.compiled.drawing.noise import row_key
 from pagewood.engine.runner.cpu.compiled.step import StepKernel
 from pagewood.engine.runner.cpu.kernels import warm_up
-from pagewood.engine.runner.cpu.program.draws import choices_of, draw
+from pagewood.engine.runner.cpu.program.draws import draw
 from pagewood.engine.runner.cuda.drawing import race
 from pagewood.engine.runner.cuda.drawing.sampler import Sampler
 from pagewood.engine.runner.splitmix import exponentials, row_keys
@@ -38,6 +38,11 @@ Float32 = NDArray[np.float32]
 @cache
 def kernel() -> StepKernel:
     return warm_up(16)
+
+
+def choices_of(sampling: SamplingArrays, positions: Int32) -> Float32:
+    """Return the parameters of each draw, `[S, NUM_CHOICE_COLUMNS]`."""
+    return np.column_stack([sampling.words, positions]).view(np.float32)
 
 
 def sample(logits: Float32, sampling: SamplingArrays, positions: Int32) -> Int32:

@@ -14,8 +14,8 @@ from pagewood.engine.api import Refusal
 from pagewood.engine.cache_folder import sleep_folder
 from pagewood.engine.core.weights import ReadWeights
 from pagewood.engine.models.config import ModelConfig
-from pagewood.engine.models.stored.tensor_files import TensorFiles
-from pagewood.engine.models.stored.updated_tensors import LooseFiles, MemoryFiles, UpdatedTensors, checksums
+from pagewood.engine.models.stored.tensor_files import SafetensorsFiles, TensorFiles
+from pagewood.engine.models.stored.updated_tensors import MemoryFiles, UpdatedTensors, checksums
 from pagewood.engine.runner.trainer_groups import GroupError, TrainerGroups
 from pagewood.engine.weight_commands import (
     CheckWeights,
@@ -237,7 +237,7 @@ class ModelWeights:
             if command.group is not None:
                 return own.with_files(MemoryFiles(self._groups.receive(command.group, command.received)))
             if command.files:
-                return own.with_files(LooseFiles(map(Path, command.files)))
+                return own.with_files(SafetensorsFiles.of_paths(map(Path, command.files)))
             if self._parts is None:
                 raise ValueError("an update must have tensors, got none")
             return own

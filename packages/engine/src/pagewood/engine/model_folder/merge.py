@@ -52,7 +52,7 @@ def merge_adapter(folder: Path, adapter: Path, out: Path, *, progress: Progress 
     """
     if holds_gguf(folder):
         raise ValueError(f"{folder}: weights must be safetensors for an adapter to be merged, got a GGUF file")
-    files = SafetensorsFiles(folder)
+    files = SafetensorsFiles.of_folder(folder)
     names = sorted(files.names())
     for name in names:
         form = files.format_of(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from pagewood.engine.api import Abort, PoolingParams, SamplingParams
@@ -90,9 +89,7 @@ class AsyncLLM:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Close."""
         await self.close()
 
@@ -361,9 +358,7 @@ class AsyncStream:
         """Return itself."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Close."""
         await self.aclose()
 

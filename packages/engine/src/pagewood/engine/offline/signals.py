@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 Handler = Callable[[int, FrameType | None], Any]
@@ -59,9 +59,7 @@ class SignalHold:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Restore the handlers, then run those that were postponed."""
         if self._is_active:
             self._leave()

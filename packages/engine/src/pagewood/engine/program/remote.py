@@ -10,7 +10,6 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from pagewood.engine.api import Grammar
@@ -141,9 +140,7 @@ class RemoteBackend:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()
 

@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypedDict, cast
 
 import jinja2
 from jinja2 import nodes
@@ -23,6 +23,16 @@ from pagewood.engine.text.bounded_template import (
 
 ChatMessage = Mapping[str, Any]
 """`role`, `content` and any other keys that the template reads; plain JSON values."""
+
+
+class ChatOptions(TypedDict, total=False):
+    """What a conversation has beside its messages; see `ChatTemplate.render`."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    documents: Sequence[Mapping[str, Any]] | None
+    template_kwargs: Mapping[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool
 
 
 _OWN_VARIABLES = frozenset(

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from pagewood.engine.text.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
+from pagewood.engine.text.chat_template import ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError
 from pagewood.engine.text.incremental import IncrementalDecoder, incremental_decoder
 from pagewood.engine.text.length_bound import LengthBound, length_bound
 from pagewood.engine.text.panics import panics_as_errors
@@ -188,16 +188,7 @@ class Tokenizer:
             self._token_bytes[skip_special_tokens] = known
         return known.of
 
-    def render_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-    ) -> str:
+    def render_chat(self, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]) -> str:
         """Return the prompt text of a conversation, see `ChatTemplate.render`.
 
         A model that has a template named `tool_use` uses it where there are `tools`.
@@ -205,43 +196,20 @@ class Tokenizer:
         Raises:
             ChatTemplateError: the model has no chat template, or as in `ChatTemplate.render`.
         """
+        tools = options.get("tools")
         template = self._chat_template if tools is None or self._tool_template is None else self._tool_template
         if template is None:
             what = "no chat template" if self._tool_template is None else "a chat template for tools only"
             raise ChatTemplateError(f"this model has {what}; send it a plain prompt")
-        return template.render(
-            messages,
-            tools=tools,
-            documents=documents,
-            template_kwargs=template_kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
+        return template.render(messages, **options)
 
-    def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-    ) -> NDArray[np.int32]:
+    def encode_chat(self, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]) -> NDArray[np.int32]:
         """Return the prompt ids of a conversation, [num_tokens] int32; special tokens come from the template only.
 
         Raises:
             ChatTemplateError: as in `render_chat`.
         """
-        text = self.render_chat(
-            messages,
-            tools=tools,
-            documents=documents,
-            template_kwargs=template_kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
     def incremental_decoder(
         self, *, skip_special_tokens: bool = True, keep: frozenset[str] = frozenset()

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import cast
 
 import numpy as np
@@ -164,9 +163,7 @@ class PackedWriter:
     def __enter__(self) -> PackedWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Delete the file unless it is finished."""
         self._file.close()
         with suppress(OSError):

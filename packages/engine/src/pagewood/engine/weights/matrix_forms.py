@@ -31,14 +31,15 @@ F32 = NDArray[np.float32]
 
 
 class _Form:
-    """The interface of all forms. Invariant: their arrays have the documented shapes."""
+    """The interface of all forms. Invariant: their arrays have the documented shapes; the first holds the numbers."""
 
     __slots__ = ()
 
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
-        raise NotImplementedError
+        rows, size = getattr(self, fields(cast("Weight", self))[0].name).shape
+        return rows, size
 
     @property
     def nbytes(self) -> int:
@@ -61,11 +62,6 @@ class Float32(_Form):
     def __post_init__(self) -> None:
         _check_matrix("values", self.values, np.float32)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)."""
-        return _pair(self.values)
-
     def dequantised(self) -> F32:
         """Return a copy."""
         return self.values.copy()
@@ -81,11 +77,6 @@ class BFloat16(_Form):
     def __post_init__(self) -> None:
         _check_matrix("bits", self.bits, np.uint16)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)."""
-        return _pair(self.bits)
-
     def dequantised(self) -> F32:
         """Return the matrix `[N, K]` as float32; exact."""
         return (self.bits.astype(np.uint32) << 16).view(np.float32)
@@ -100,11 +91,6 @@ class Float16(_Form):
 
     def __post_init__(self) -> None:
         _check_matrix("values", self.values, np.float16)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)."""
-        return _pair(self.values)
 
     def dequantised(self) -> F32:
         """Return the matrix `[N, K]` as float32; exact."""
@@ -123,11 +109,6 @@ class Int8(_Form):
     def __post_init__(self) -> None:
         _check_matrix("codes", self.codes, np.int8)
         _check("scales", self.scales, np.float32, self.codes.shape[:1])
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)."""
-        return _pair(self.codes)
 
     def dequantised(self) -> F32:
         """Return the matrix `[N, K]` as float32."""
@@ -158,11 +139,6 @@ class Int8Group(_Form):
         _check_parts(self.zeros, np.int8, self.offsets, self.scales)
         if self.zeros is not None and self.group == SHORT_GROUP:
             raise ValueError(f"zeros must be None in groups of {SHORT_GROUP}, got zeros of shape {self.zeros.shape}")
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)."""
-        return _pair(self.codes)
 
     def dequantised(self) -> F32:
         """Return the matrix `[N, K]` as float32."""
@@ -201,7 +177,7 @@ class Int4(_Form):
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
-        rows, half = _pair(self.codes)
+        rows, half = self.codes.shape
         return rows, 2 * half
 
     def unpacked(self) -> NDArray[np.uint8]:
@@ -252,7 +228,7 @@ class Float4(_Form):
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
-        rows, half = _pair(self.codes)
+        rows, half = self.codes.shape
         return rows, 2 * half
 
     def as_int8(self) -> Int8Group:
@@ -424,10 +400,6 @@ def _slices(values: F32) -> list[slice]:
     """Return runs of at least one row and otherwise at most `_SLICE_BYTES`."""
     rows = max(1, _SLICE_BYTES // max(4 * values.shape[1], 1))
     return [slice(start, min(start + rows, len(values))) for start in range(0, len(values), rows)]
-
-
-def _pair(array: NDArray[np.generic]) -> tuple[int, int]:
-    return array.shape[0], array.shape[1]
 
 
 def _check_matrix(name: str, array: NDArray[np.generic], dtype: type[np.generic]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -351,11 +350,6 @@ def engine_stages(num_replicas: int) -> list[Stage]:
     if num_replicas == 1:
         return [ENGINE]
     return [replace(ENGINE, name=f"{ENGINE.name}-{number}") for number in range(num_replicas)]
-
-
-def own_pid() -> dict[str, int]:
-    """Return the name of the process of HTTP and its id."""
-    return {HTTP: os.getpid()}
 
 
 def _reconnect(sender: ZmqSender, folder: Path) -> Callable[[str], None]:

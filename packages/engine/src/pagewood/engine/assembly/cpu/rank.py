@@ -279,11 +279,6 @@ class CPURank:
         return expert_rows(self._config, self.loaded.model.whole, self.loaded.expert_rows)
 
     @property
-    def found_drafter(self) -> FoundDrafter | None:
-        """What drafts; None: nothing does."""
-        return self._found
-
-    @property
     def has_frames(self) -> bool:
         """Whether layers have windows, so that their memory is given back apart."""
         return len(self.groups.windows) > 1

@@ -107,11 +107,6 @@ class AdapterPool:
         return len(self._slots)
 
     @property
-    def is_loading(self) -> bool:
-        """Whether a folder is being read."""
-        return bool(self._loading)
-
-    @property
     def versions(self) -> dict[str, str]:
         """The versions of the loaded adapters, by name; empty where prefixes are those of the model up to a token."""
         return {name: "" if one.invocation else one.version for name, one in self._by_name.items()}

@@ -24,7 +24,7 @@ from pagewood.engine.models.stored.stored_tensors import StoredTensors
 from pagewood.engine.weights.checkpoint_formats import Format
 from pagewood.engine.weights.gguf.parts import FILE
 from pagewood.engine.weights.gguf.tensors import GGUFTensors
-from pagewood.engine.weights.quantisation import read_quantisation
+from pagewood.engine.weights.quantisation import Quantisation, read_quantisation
 
 
 class TensorFiles(Protocol):
@@ -56,20 +56,47 @@ class TensorFiles(Protocol):
 
 
 class SafetensorsFiles:
-    """`TensorFiles` of a Hugging Face folder."""
+    """`TensorFiles` of safetensors.
+
+    Args:
+        files: by the names of the tensors that they hold.
+        quantisation: of matrices; None: they consist of plain numbers.
+    """
 
     __slots__ = ("_files", "_quantisation")
 
-    def __init__(self, folder: Path) -> None:
-        """Open the files.
+    def __init__(self, files: Mapping[str, safe_open], quantisation: Quantisation | None = None) -> None:
+        self._files = dict(files)  # written by: close
+        self._quantisation = quantisation
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> SafetensorsFiles:
+        """Open the files of a Hugging Face folder.
 
         Raises:
             FileNotFoundError: there are no safetensors in it, or a file of its index is missing.
             ValueError: a file is damaged, its quantisation is not supported, or the index contradicts the files.
         """
         opened = {path.name: _open(path) for path in checkpoint_files(folder)}
-        self._files = _by_tensor(folder, opened)  # written by: close
-        self._quantisation = read_quantisation(folder, self._files, _metadata(opened.values()))
+        files = _by_tensor(folder, opened)
+        return cls(files, read_quantisation(folder, files, _metadata(opened.values())))
+
+    @classmethod
+    def of_paths(cls, paths: Iterable[Path]) -> SafetensorsFiles:
+        """Open files that no folder describes: plain numbers only.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a file is damaged, or a tensor is in two of them.
+        """
+        files: dict[str, safe_open] = {}
+        for path in paths:
+            file = _open(path)
+            for name in _keys(file):
+                if name in files:
+                    raise ValueError(f"files must hold each tensor once, got {name} again in {path}")
+                files[name] = file
+        return cls(files)
 
     def names(self) -> Collection[str]:
         """Return the names of all tensors."""
@@ -149,7 +176,7 @@ def open_tensors(folder: Path) -> TensorFiles:
         FileNotFoundError: there are no weights in it.
         ValueError: a file is damaged, or something in it is not supported.
     """
-    return GGUFFiles(folder) if holds_gguf(folder) else arranged(folder, SafetensorsFiles(folder))
+    return GGUFFiles(folder) if holds_gguf(folder) else arranged(folder, SafetensorsFiles.of_folder(folder))
 
 
 def arranged(folder: Path, files: TensorFiles, *, like: TensorFiles | None = None) -> TensorFiles:

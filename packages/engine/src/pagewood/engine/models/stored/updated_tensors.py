@@ -9,14 +9,14 @@ Legend: N elements of a tensor, M elements that are replaced.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -48,56 +48,6 @@ _DTYPES = {
 }  # fmt: skip
 """Names of dtypes in headers."""
 _TORCH = {name: dtype for dtype, name in _DTYPES.items()}
-
-
-class LooseFiles:
-    """`TensorFiles` of safetensors that no folder describes: plain numbers only."""
-
-    __slots__ = ("_files",)
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        """Open the files.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file is damaged, or a tensor is in two of them.
-        """
-        self._files: dict[str, safe_open] = {}
-        for path in paths:
-            try:
-                file = safe_open(path, framework="pt")
-            except FileNotFoundError:
-                raise
-            except (SafetensorError, OSError) as error:
-                raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-            for name in file.keys():  # noqa: SIM118
-                if name in self._files:
-                    raise ValueError(f"files must hold each tensor once, got {name} again in {path}")
-                self._files[name] = file
-
-    def names(self) -> Collection[str]:
-        """Return the names of all tensors."""
-        return self._files
-
-    def header(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Return shape and dtype."""
-        header = self._files[name].get_slice(name)
-        return tuple(header.get_shape()), header.get_dtype()
-
-    def read(self, name: str) -> Tensor:
-        """Return a tensor, mapped."""
-        return self._files[name].get_tensor(name)
-
-    def format_of(self, name: str) -> Format | None:
-        """Return None: there are plain numbers only."""
-        return None
-
-    def is_unneeded(self, name: str) -> bool:
-        """Return False."""
-        return False
-
-    def close(self) -> None:
-        """Do nothing: they are open as long as they are used."""
 
 
 class MemoryFiles:
@@ -212,7 +162,7 @@ class UpdatedTensors:
             files,
             {},
             base_digest=b"" if found == folder else total.digest(),
-            stored=None if holds_gguf(found) else SafetensorsFiles(found),
+            stored=None if holds_gguf(found) else SafetensorsFiles.of_folder(found),
             first=None if found == folder else open_tensors(folder),
             keeps_dtypes=keeps_dtypes,
         )
@@ -277,7 +227,7 @@ class UpdatedTensors:
                 save_file({name: one.read().contiguous() for name, one in self._replaced.items()}, file.name)
             except SafetensorError as error:
                 raise OSError(f"updated weights could not be written to {folder}: {error}") from error
-            files = LooseFiles([Path(file.name)])
+            files = SafetensorsFiles.of_paths([Path(file.name)])
         return UpdatedTensors(
             self._folder,
             self._base,

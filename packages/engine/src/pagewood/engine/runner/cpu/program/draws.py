@@ -8,16 +8,10 @@ A token depends on its row of logits, the sampling parameters, the seed and the 
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.messages.sampling_table import SamplingArrays
 from pagewood.engine.runner.cpu.compiled.drawing import draw as drawing
 from pagewood.engine.runner.cpu.program.tape import Buffer
 from pagewood.engine.runner.splitmix import Domain, seeds_of
-
-Float32 = NDArray[np.float32]
 
 
 def draw(logits: Buffer, choices: Buffer) -> Buffer:
@@ -25,7 +19,7 @@ def draw(logits: Buffer, choices: Buffer) -> Buffer:
 
     Args:
         logits: of the sampled grants.
-        choices: `[S, NUM_CHOICE_COLUMNS]`, from `choices_of`.
+        choices: `[S, NUM_CHOICE_COLUMNS] float32`, the words of their parameters and the position of each token.
     """
     tokens = logits.tape.buffer(logits.rows, 1)
     logits.tape.write(
@@ -37,13 +31,3 @@ def draw(logits: Buffer, choices: Buffer) -> Buffer:
 def independent(sampling: SamplingArrays) -> SamplingArrays:
     """Return the parameters with the seeds of drafts that are verified by rejection sampling."""
     return sampling.with_seeds(seeds_of(sampling.seeds, Domain.DRAFT))
-
-
-def choices_of(sampling: SamplingArrays, positions: Int32) -> Float32:
-    """Return the parameters of each draw, `[S, NUM_CHOICE_COLUMNS]`.
-
-    Args:
-        sampling: parameters of the S grants.
-        positions: `[S] int32`, position of each token that is drawn.
-    """
-    return np.column_stack([sampling.words, positions]).view(np.float32)

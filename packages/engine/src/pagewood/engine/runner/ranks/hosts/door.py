@@ -8,7 +8,6 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from types import TracebackType
 
 from pagewood.engine.runner.ranks.hosts.messages import MOST_BYTES, MOST_HELLO_BYTES, Hello, Refused, decode, encode
 from pagewood.engine.runner.ranks.hosts.secret import WrongSecretError, prove
@@ -71,9 +70,7 @@ class Door:
     def __enter__(self) -> Door:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_closing.set()
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
