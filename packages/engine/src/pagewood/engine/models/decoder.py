@@ -32,6 +32,7 @@ from pagewood.engine.models.parts.layer_inputs import LayerInputs
 from pagewood.engine.models.parts.norm import read_norm
 from pagewood.engine.models.parts.output import make_output
 from pagewood.engine.models.parts.rope import PositionNumbers
+from pagewood.engine.models.parts.source import Source
 from pagewood.engine.models.rope import position_table
 from pagewood.engine.models.shard import WHOLE, Shard
 from pagewood.engine.models.stage import NO_HEAD, Relay, Stage
@@ -98,7 +99,8 @@ class Decoder(Generic[A]):
         """The output projection, from the hidden state `[T, E]` after the last norm to logits `[T, V]`, which it scales
         and caps as the model does."""
         embeds = self.stage.is_first or (self.stage.is_last and self._needs.embeds)
-        self.embedding, self.head = _read_ends(config, weights, ops, shard, self.stage, embeds=embeds)
+        source = Source(weights=weights, ops=ops, hidden_size=config.hidden_size, shard=shard)
+        self.embedding, self.head = _read_ends(config, source, self.stage, embeds=embeds)
         self._positions: Embedding[A] | None = None
         if config.has_learned_positions and self.stage.is_first:
             first, count = config.first_position, config.max_position
@@ -107,22 +109,18 @@ class Decoder(Generic[A]):
             self._positions = ops.embedding(weights.stack(table, config.hidden_size, order=order))
         self._embedding_norm: Norm | None = None
         if config.has_embedding_norm and self.stage.is_first:
-            self._embedding_norm = read_norm(config.norm, weights, "model.embed_norm", config.hidden_size)
+            self._embedding_norm = read_norm(config.norm, source, "model.embed_norm", config.hidden_size)
         self._inputs: LayerInputs[A] | None = None
         if config.inputs is not None and self.stage.is_first:
-            self._inputs = LayerInputs(
-                config.inputs, weights, ops, hidden_size=config.hidden_size, num_layers=config.num_layers, shard=shard
-            )
+            self._inputs = LayerInputs(config.inputs, source, num_layers=config.num_layers)
         self._layers = [
-            Layer(
-                layer, weights, ops, f"model.layers.{index}", hidden_size=config.hidden_size, index=index, shard=shard
-            )
+            Layer(layer, source.below(f"model.layers.{index}"), index=index)
             for index, layer in enumerate(config.layers)
             if self.stage.first <= index < self.stage.stop
         ]
         self._norm: Norm | None = None
         if config.has_last_norm and self.stage.is_last:
-            self._norm = read_norm(config.norm, weights, "model.norm", config.hidden_size)
+            self._norm = read_norm(config.norm, source, "model.norm", config.hidden_size)
 
     def __call__(
         self,
@@ -258,10 +256,9 @@ class Decoder(Generic[A]):
         return residual
 
 
-def _read_ends(
-    config: ModelConfig, weights: Weights, ops: Ops[A], shard: Shard, stage: Stage, *, embeds: bool
-) -> tuple[Embedding[A], Linear[A]]:
+def _read_ends(config: ModelConfig, source: Source[A], stage: Stage, *, embeds: bool) -> tuple[Embedding[A], Linear[A]]:
     """Return the embedding of tokens, if the stage `embeds`, and the output projection, if it is the last one."""
+    weights, ops, shard = source.weights, source.ops, source.shard
     table, vocab_size, hidden_size = "model.embed_tokens", config.vocab_size, config.hidden_size
     bias = "lm_head.bias" if config.has_logits_bias else None
 
@@ -288,10 +285,10 @@ def _read_ends(
     embedding: Embedding[A] = _elsewhere
     head: Linear[A] = _elsewhere
     if embeds:
-        embedding = read_embedding(weights, ops, table, vocab_size, hidden_size, shard, change=adapted)
+        embedding = read_embedding(source, table, vocab_size, hidden_size, change=adapted)
     if stage.is_last:
         output = table if config.tied_embeddings else "lm_head"
-        head = read_gathered(weights, ops, output, vocab_size, hidden_size, shard, bias=bias, change=finished)
+        head = read_gathered(source, output, vocab_size, hidden_size, bias=bias, change=finished)
     return embedding, head
 
 

@@ -23,6 +23,7 @@ from pagewood.engine.models.ops import A, Attention, Embedding, Linear, Norm, Op
 from pagewood.engine.models.parts.gathered import read_embedding, read_gathered
 from pagewood.engine.models.parts.layer import Layer, add_and_norm
 from pagewood.engine.models.parts.norm import read_norm
+from pagewood.engine.models.parts.source import Source
 from pagewood.engine.models.rope import position_table
 from pagewood.engine.models.shard import WHOLE, Shard
 
@@ -75,41 +76,34 @@ class Head(Generic[A]):
         self.config = config.for_shard(shard)
         self.ropes = [position_table(rope, device=device) for rope in layer.position_configs]
         self._ops = ops
+        source = Source(weights=weights, ops=ops, hidden_size=layer.hidden_size, shard=shard)
 
         def norm(name: str, size: int = layer.hidden_size) -> Norm:
-            return read_norm(layer.norm, weights, name, size)
+            return read_norm(layer.norm, source, name, size)
 
         states = len(config.captured) * config.target_hidden_size
         inputs = states if config.has_wide_attention else 2 * layer.hidden_size
         norm_size = states if len(names.feature_norms) == 1 else config.target_hidden_size
         self._feature_norms = [norm(name, norm_size) for name in names.feature_norms]
         self._projection: Linear[A] = read_gathered(  # of the rows that attention is computed for
-            weights, ops, names.projection, layer.hidden_size, inputs, shard.of_mixers
+            source.of_mixers, names.projection, layer.hidden_size, inputs
         )
         self._token_norm = None if names.token_norm is None else norm(names.token_norm)
         self._hidden_norm = norm(names.hidden_norm)
         self._layers = [
             Layer(
                 layer.layers[index],
-                weights,
-                ops,
-                prefix,
-                hidden_size=layer.hidden_size,
+                source.below(prefix),
                 mixer_inputs=2 * layer.hidden_size if config.has_wide_attention and index == 0 else None,
-                shard=shard,
             )
             for index, prefix in enumerate(names.layers)
         ]
         self._norm = norm(names.norm)
         self._embedding, self._output = embedding, output
         if names.embedding is not None:
-            self._embedding: Embedding[A] = read_embedding(
-                weights, ops, names.embedding, layer.vocab_size, layer.hidden_size, shard
-            )
+            self._embedding: Embedding[A] = read_embedding(source, names.embedding, layer.vocab_size, layer.hidden_size)
         if names.output is not None:
-            self._output: Linear[A] = read_gathered(
-                weights, ops, names.output, config.output_size, layer.hidden_size, shard
-            )
+            self._output: Linear[A] = read_gathered(source, names.output, config.output_size, layer.hidden_size)
         self.token_map: Tensor | None = None
         """`[D] int64` on the CPU, the target's token for each of the head's; None: they are the same."""
         if names.token_map is not None:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from pagewood.engine.models.config import ModelConfig
 from pagewood.engine.models.ops import Step
 from pagewood.engine.models.parts.layer import Layer
+from pagewood.engine.models.parts.source import Source
 from pagewood.engine.models.rope import position_table
 from pagewood.engine.models.stored.checkpoint import Checkpoint
 from pagewood.engine.models.stored.head_order import RowOrder
@@ -137,9 +138,8 @@ def read_layers(config: ModelConfig, checkpoint: Checkpoint) -> Iterator[ReadLay
             found.append(Projection(*weights.parts(weight), weight, bias))
             return found[-1]
 
-        layer = Layer(
-            one, weights, TorchOps(projection), f"model.layers.{index}", hidden_size=config.hidden_size, index=index
-        )
+        source = Source(weights=weights, ops=TorchOps(projection), hidden_size=config.hidden_size)
+        layer = Layer(one, source.below(f"model.layers.{index}"), index=index)
         weights.forget()
         yield ReadLayer(index=index, layer=layer, projections=found)
 

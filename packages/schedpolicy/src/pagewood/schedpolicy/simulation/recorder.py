@@ -93,25 +93,7 @@ class Recorder:
 
     def ended(self, request: SimRequest, now_s: float, *, refused: str = "") -> None:
         """Record that a request has all its output, or was refused for the given reason."""
-        self.observed.records.append(
-            RequestRecord(
-                arrival=request.arrival,
-                replica=self._index,
-                tenant=request.tenant,
-                outcome=Outcome.REFUSED if refused else Outcome.FINISHED,
-                reason=refused,
-                arrived_s=request.sent_s,
-                admitted_s=request.admitted_s,
-                first_token_s=request.first_token_s,
-                finished_s=now_s,
-                num_prompt=request.num_prompt,
-                num_output=request.num_generated,
-                num_hit=max(0, request.num_hit),
-                num_preemptions=request.num_preemptions,
-                num_recomputed=request.num_recomputed,
-                deadline_s=request.deadline_s,
-            )
-        )
+        self.observed.records.append(record_of(request, now_s, replica=self._index, refused=refused))
 
     def moment(self, now_s: float, *, num_running: int, num_waiting: int, memory: Memory) -> None:
         """Record the load at the beginning of a step."""
@@ -125,3 +107,24 @@ def _count_down(counts: dict[K, int], key: K) -> None:
     counts[key] -= 1
     if not counts[key]:
         del counts[key]
+
+
+def record_of(request: SimRequest, now_s: float, *, replica: int, refused: str) -> RequestRecord:
+    """Return the record of a request that ends now: refused for the given reason, or with all its output."""
+    return RequestRecord(
+        arrival=request.arrival,
+        replica=replica,
+        tenant=request.tenant,
+        outcome=Outcome.REFUSED if refused else Outcome.FINISHED,
+        reason=refused,
+        arrived_s=request.sent_s,
+        admitted_s=request.admitted_s,
+        first_token_s=request.first_token_s,
+        finished_s=now_s,
+        num_prompt=request.num_prompt,
+        num_output=request.num_generated,
+        num_hit=max(0, request.num_hit),
+        num_preemptions=request.num_preemptions,
+        num_recomputed=request.num_recomputed,
+        deadline_s=request.deadline_s,
+    )

@@ -16,9 +16,10 @@ from pagewood.schedpolicy.routing.replicas import Role
 from pagewood.schedpolicy.routing.router import Router
 from pagewood.schedpolicy.simulation.cache import BlockCache
 from pagewood.schedpolicy.simulation.fleet import MAX_REPLICAS, Fleet
-from pagewood.schedpolicy.simulation.metrics import Observations, Outcome, RequestRecord
+from pagewood.schedpolicy.simulation.metrics import Observations
 from pagewood.schedpolicy.simulation.operations import Operations
 from pagewood.schedpolicy.simulation.policies import Policies
+from pagewood.schedpolicy.simulation.recorder import record_of
 from pagewood.schedpolicy.simulation.replica import OnRequest, Replica
 from pagewood.schedpolicy.simulation.request import SimRequest
 from pagewood.schedpolicy.simulation.routed_request import RoutedSimRequest
@@ -400,26 +401,7 @@ class _Run:
             self._wake(member)
 
     def _refuse(self, request: RoutedSimRequest, now_s: float, reason: str) -> None:
-        part = request.part
-        self._unserved.records.append(
-            RequestRecord(
-                arrival=request.arrival,
-                replica=-1,
-                tenant=request.tenant,
-                outcome=Outcome.REFUSED,
-                reason=reason,
-                arrived_s=request.arrived_s,
-                admitted_s=part.admitted_s,
-                first_token_s=part.first_token_s,
-                finished_s=now_s,
-                num_prompt=part.num_prompt,
-                num_output=part.num_generated,
-                num_hit=max(0, part.num_hit),
-                num_preemptions=part.num_preemptions,
-                num_recomputed=part.num_recomputed,
-                deadline_s=part.deadline_s,
-            )
-        )
+        self._unserved.records.append(record_of(request.part, now_s, replica=-1, refused=reason))
         self._forget(request)
 
     def _forget(self, request: RoutedSimRequest) -> None:

@@ -7,12 +7,30 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from pagewood.engine.core.cache_keys import Key
-from pagewood.engine.core.memory.caches import Match
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.core.request import Request
 
 ZEROS = -1
 """The place of the state before the first position."""
+
+
+class SnapshotMatch(Protocol):
+    """A cached prefix that ends with a snapshot, if that was asked for."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Its length, whole pages."""
+        ...
+
+    @property
+    def pages(self) -> Int32:
+        """[num_tokens / page_size] page ids; owned by the cache."""
+        ...
+
+    @property
+    def node(self) -> Any:
+        """Handle for `lock`."""
+        ...
 
 
 @runtime_checkable
@@ -24,11 +42,11 @@ class SnapshotCache(Protocol):
         """Places that it owns."""
         ...
 
-    def match(self, tokens: Int32, namespace: Key = None, *, needs_snapshot: bool = False) -> Match:
+    def match(self, tokens: Int32, namespace: Key = None, *, needs_snapshot: bool = False) -> SnapshotMatch:
         """Return the longest cached prefix, if need be with a snapshot at its end; this counts as a use."""
         ...
 
-    def peek(self, tokens: Int32, namespace: Key = None, *, needs_snapshot: bool = False) -> Match:
+    def peek(self, tokens: Int32, namespace: Key = None, *, needs_snapshot: bool = False) -> SnapshotMatch:
         """Return the same; this does not count as a use."""
         ...
 

@@ -7,17 +7,18 @@ Source: Vaswani et al., Attention Is All You Need, 2017; Ainslie et al., GQA, 20
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Generic, Literal
+from typing import Any, Generic, Literal
 
 import numpy as np
 
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, HeadSplit, Linear, Norm, Ops, Step, Weights
+from pagewood.engine.models.ops import A, HeadSplit, Linear, Norm, Step
 from pagewood.engine.models.parts.distances import NUM_BUCKETS, buckets
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 from pagewood.engine.models.parts.rope import PositionConfig, RopeConfig, TemperatureConfig
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.parts.source import Source
+from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.head_order import RowOrder, head_order, in_heads
 from pagewood.kvpool import MultiHeadLayout
 
@@ -179,54 +180,26 @@ class SelfAttention(Generic[A]):
 
     __slots__ = ("_biases", "_config", "_gate", "_ops", "_output", "_qkv", "_sinks", "_split", "_value_norm")
 
-    def __init__(
-        self,
-        config: AttentionConfig,
-        weights: Weights,
-        ops: Ops[A],
-        prefix: str,
-        *,
-        hidden_size: int,
-        inputs: int | None = None,
-        shard: Shard = WHOLE,
-    ) -> None:
-        """Take the parameters of a rank from `weights`.
-
-        Args:
-            config: of the attention.
-            weights: source of the parameters.
-            ops: keeps them.
-            prefix: of their names, with the dot at its end.
-            hidden_size: E.
-            inputs: columns of the projections to q, k and v; None: E.
-            shard: the rank.
-        """
+    def __init__(self, config: AttentionConfig, source: Source[A], *, inputs: int | None = None) -> None:
+        """Take the parameters of a rank; `inputs` are the columns of the projections to q, k and v, None: E."""
+        weights, shard = source.weights, source.shard
         own, heads, has_own = config.for_shard(shard), config.heads_of(shard), config.source is None
         self._config = own
-        self._ops = ops
-        self._qkv = read_linear(
-            weights,
-            ops,
-            prefix,
-            _parts(config),
-            inputs or hidden_size,
-            has_bias=config.qkv_bias,
-            order=_order(config, shard),
-        )
+        self._ops = source.ops
+        order = _order(config, shard)
+        self._qkv = read_linear(source, _parts(config), inputs, has_bias=config.qkv_bias, order=order)
         self._gate: Linear[A] | None = None
         if config.has_output_gate:
             size, bias = config.q_size, config.qkv_bias
             gates = in_heads(np.arange(config.head_dim, 2 * config.head_dim), heads[0], size=2 * config.head_dim)
-            self._gate = read_linear(
-                weights, ops, prefix, [("q_proj", 2 * size)], inputs or hidden_size, has_bias=bias, order=gates
-            )
-        q_name, k_name = (f"{prefix}{name}" for name in config.qk_norm_names)
+            self._gate = read_linear(source, [("q_proj", 2 * size)], inputs, has_bias=bias, order=gates)
+        q_name, k_name = config.qk_norm_names
         self._split = HeadSplit(
             head_dim=config.head_dim,
             q_size=own.q_size,
             kv_size=own.kv_size if has_own else 0,
-            q_norm=_read_norm(config, weights, q_name, config.num_heads, heads[0]),
-            k_norm=_read_norm(config, weights, k_name, config.num_kv_heads, heads[1]) if has_own else None,
+            q_norm=_read_norm(config, source, q_name, config.num_heads, heads[0]),
+            k_norm=_read_norm(config, source, k_name, config.num_kv_heads, heads[1]) if has_own else None,
             norms_are_whole=config.qk_norm_is_whole,
             num_ranks=shard.count,
             norms_follow=config.qk_norm_follows,
@@ -236,19 +209,16 @@ class SelfAttention(Generic[A]):
         self._sinks = None
         if config.sinks:
             order = None if shard.is_whole else np.asarray(heads[0])
-            self._sinks = weights.stack([(f"{prefix}sinks", config.num_heads)], order=order)
+            self._sinks = weights.stack([(f"{source.prefix}sinks", config.num_heads)], order=order)
         self._biases = None
         if config.has_distances:
             self._biases = weights.numbers(DISTANCES, NUM_BUCKETS, config.num_heads, order=buckets())
         self._output: Linear[A] = read_linear(
-            weights,
-            ops,
-            prefix,
-            [("o_proj", hidden_size)],
+            source,
+            [("o_proj", source.hidden_size)],
             config.q_size,
             has_bias=config.output_bias,
             part=shard.inputs("num_attention_heads", config.num_heads, config.head_dim),
-            adds_bias=shard.rank == 0,
         )
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
@@ -308,7 +278,7 @@ def _order(config: AttentionConfig, shard: Shard) -> RowOrder | None:
     return np.concatenate(parts[: 1 + _num_own(config)])
 
 
-def _read_norm(config: AttentionConfig, weights: Weights, name: str, num_heads: int, kept: range) -> Norm | None:
+def _read_norm(config: AttentionConfig, source: Source[Any], name: str, num_heads: int, kept: range) -> Norm | None:
     """Return the norm of queries or keys, of which there are `num_heads`, for those heads that are `kept`."""
     norm, order = config.qk_norm, config.head_order
     if norm is None:
@@ -316,8 +286,8 @@ def _read_norm(config: AttentionConfig, weights: Weights, name: str, num_heads: 
     if config.qk_norm_is_plain:
         return Norm(weight=None, epsilon=norm.epsilon)
     if not config.qk_norm_is_whole:
-        return read_norm(norm, weights, name, config.head_dim, order=order).folded()
+        return read_norm(norm, source, name, config.head_dim, order=order).folded()
     whole = None
     if order is not None or len(kept) < num_heads:
         whole = in_heads(np.arange(config.head_dim) if order is None else order, kept)
-    return read_norm(norm, weights, name, num_heads * config.head_dim, order=whole).folded()
+    return read_norm(norm, source, name, num_heads * config.head_dim, order=whole).folded()

@@ -12,11 +12,12 @@ from typing import Generic
 import numpy as np
 
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, Step, Weights
+from pagewood.engine.models.ops import A, Linear, Norm, RecurrentHeads, Step
 from pagewood.engine.models.parts.linear import read_exact_linear, read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, read_filters, rows_of, tail
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.parts.source import Source
+from pagewood.engine.models.shard import Shard
 from pagewood.kvpool import PageArray
 
 
@@ -73,17 +74,9 @@ class ChannelDelta(Generic[A]):
         "_config", "_convolution", "_decay", "_gate", "_heads", "_input", "_norm", "_ops", "_output", "_strength",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        config: ChannelDeltaConfig,
-        weights: Weights,
-        ops: Ops[A],
-        prefix: str,
-        *,
-        hidden_size: int,
-        shard: Shard = WHOLE,
-    ) -> None:
-        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
+    def __init__(self, config: ChannelDeltaConfig, source: Source[A]) -> None:
+        """Take the parameters of a rank."""
+        weights, ops, prefix, shard = source.weights, source.ops, source.prefix, source.shard
         heads, size, dim = config.num_heads, config.size, config.head_dim
         self._config = config.for_shard(shard)
         self._ops = ops
@@ -93,20 +86,18 @@ class ChannelDelta(Generic[A]):
             of_heads = (heads, own, dim)
             numbers, rows, all_rows = np.asarray(own), rows_of(of_heads), rows_of(of_heads, of_heads, of_heads)
         parts = [("q_proj", size), ("k_proj", size), ("v_proj", size)]
-        self._input: Linear[A] = read_linear(weights, ops, prefix, parts, hidden_size, order=all_rows)
-        self._strength: Linear[A] = read_exact_linear(
-            weights, ops, prefix, [("b_proj", heads)], hidden_size, order=numbers
-        )
+        self._input: Linear[A] = read_linear(source, parts, order=all_rows)
+        self._strength: Linear[A] = read_exact_linear(source, [("b_proj", heads)], order=numbers)
         self._decay: tuple[Linear[A], Linear[A]] = (
-            read_exact_linear(weights, ops, prefix, [("f_a_proj", dim)], hidden_size),
-            read_exact_linear(weights, ops, prefix, [("f_b_proj", size)], dim, order=rows),
+            read_exact_linear(source, [("f_a_proj", dim)]),
+            read_exact_linear(source, [("f_b_proj", size)], dim, order=rows),
         )
         self._gate: tuple[Linear[A], Linear[A]] = (
-            read_linear(weights, ops, prefix, [("g_a_proj", dim)], hidden_size),
-            read_linear(weights, ops, prefix, [("g_b_proj", size)], dim, order=rows),
+            read_linear(source, [("g_a_proj", dim)]),
+            read_linear(source, [("g_b_proj", size)], dim, order=rows),
         )
         filters = [("q_conv1d", size), ("k_conv1d", size), ("v_conv1d", size)]
-        self._convolution = ops.convolution(read_filters(weights, prefix, filters, config.width, order=all_rows), None)
+        self._convolution = ops.convolution(read_filters(source, filters, config.width, order=all_rows), None)
         rates = -weights.exact(f"{prefix}A_log", 1, 1, heads, 1).flatten().exp()
         self._heads = ops.channel_heads(
             RecurrentHeads(
@@ -120,9 +111,9 @@ class ChannelDelta(Generic[A]):
                 bias=weights.exact(f"{prefix}dt_bias", size, order=rows),
             )
         )
-        self._norm: Norm = read_norm(config.norm, weights, f"{prefix}o_norm", dim).folded()
+        self._norm: Norm = read_norm(config.norm, source, "o_norm", dim).folded()
         inputs = shard.inputs("num_heads of linear_attn_config", heads, dim)
-        self._output: Linear[A] = read_linear(weights, ops, prefix, [("o_proj", hidden_size)], size, part=inputs)
+        self._output: Linear[A] = read_linear(source, [("o_proj", source.hidden_size)], size, part=inputs)
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
         """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`, a part of the sum over ranks.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pagewood.engine.models.ops import A, Ops, Step, Weights
+from pagewood.engine.models.ops import A, Step
 from pagewood.engine.models.parts.absent import AbsentConfig
 from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttention
 from pagewood.engine.models.parts.channel_delta import ChannelDelta, ChannelDeltaConfig
@@ -19,8 +19,8 @@ from pagewood.engine.models.parts.latent_attention import LatentAttention, Laten
 from pagewood.engine.models.parts.mixers_beside import MixersBeside, MixersBesideConfig
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForward, PlainFeedForwardConfig
 from pagewood.engine.models.parts.short_convolution import ShortConvolution, ShortConvolutionConfig
+from pagewood.engine.models.parts.source import Source
 from pagewood.engine.models.parts.state_space import StateSpace, StateSpaceConfig
-from pagewood.engine.models.shard import Shard
 
 WithPages = AttentionConfig | LatentAttentionConfig
 """Mixers that read what they have kept of every earlier token."""
@@ -63,48 +63,41 @@ class PerToken(Protocol[A]):
         ...
 
 
-def make_mixer(
-    config: AnyMixer, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int, inputs: int | None, shard: Shard
-) -> Mixer[A] | None:
-    """Return a mixer with parameters from `weights`, if there is one; see `SelfAttention` for the arguments.
+def make_mixer(config: AnyMixer, source: Source[A], *, inputs: int | None) -> Mixer[A] | None:
+    """Return a mixer with its parameters, if there is one; see `SelfAttention` for the arguments.
 
-    Two mixers beside each other have names of their own in the layer; then `prefix` is that of the layer.
+    Two mixers beside each other have names of their own in the layer, so `source` is then that of the layer.
     """
     if isinstance(config, AttentionConfig):
-        return SelfAttention(config, weights, ops, prefix, hidden_size=hidden_size, inputs=inputs, shard=shard)
+        return SelfAttention(config, source, inputs=inputs)
     assert inputs is None, "drafting heads have other mixers"
     match config:
         case LatentAttentionConfig():
-            return LatentAttention(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+            return LatentAttention(config, source)
         case ShortConvolutionConfig():
-            return ShortConvolution(config, weights, ops, prefix, shard=shard)
+            return ShortConvolution(config, source)
         case GatedDeltaConfig():
-            return GatedDelta(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+            return GatedDelta(config, source)
         case ChannelDeltaConfig():
-            return ChannelDelta(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+            return ChannelDelta(config, source)
         case StateSpaceConfig():
-            return StateSpace(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+            return StateSpace(config, source)
         case MixersBesideConfig():
-            return MixersBeside(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+            return MixersBeside(config, source)
         case AbsentConfig():
             return None
 
 
-def make_feed_forward(
-    config: AnyFeedForward, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int, shard: Shard
-) -> PerToken[A] | None:
-    """Return a rank's feed-forward with parameters from `weights`, if there is one.
-
-    `prefix` of their names has the dot at its end.
-    """
+def make_feed_forward(config: AnyFeedForward, source: Source[A]) -> PerToken[A] | None:
+    """Return a rank's feed-forward with its parameters, if there is one."""
     match config:
         case FeedForwardConfig():
-            return FeedForward(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+            return FeedForward(config, source)
         case PlainFeedForwardConfig():
-            return PlainFeedForward(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+            return PlainFeedForward(config, source)
         case ExpertsConfig():
-            return Experts(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+            return Experts(config, source)
         case ExpertsBesideConfig():
-            return ExpertsBeside(config, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+            return ExpertsBeside(config, source)
         case AbsentConfig():
             return None

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 import numpy as np
 
 from pagewood.engine.models.expert_map import ExpertPlacement
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, ExpertMatrices, Linear, Ops, Placing, Projection, Weights
+from pagewood.engine.models.ops import A, ExpertMatrices, Linear, Placing, Projection
 from pagewood.engine.models.parts.feed_forward import ExpertActivation, FeedForward, FeedForwardConfig, in_halves
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.plain_feed_forward import PlainFeedForward, PlainFeedForwardConfig
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.parts.source import Source
+from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.head_order import RowOrder
 
 if TYPE_CHECKING:
@@ -173,17 +174,10 @@ class Experts(Generic[A]):
         "_shared_gate", "_to_latent",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        config: ExpertsConfig,
-        weights: Weights,
-        ops: Ops[A],
-        prefix: str,
-        *,
-        hidden_size: int,
-        shard: Shard = WHOLE,
-    ) -> None:
-        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
+    def __init__(self, config: ExpertsConfig, source: Source[A]) -> None:
+        """Take the parameters of a rank."""
+        weights, ops, prefix, shard = source.weights, source.ops, source.prefix, source.shard
+        hidden_size = source.hidden_size
         router, names = config.router, config.names
         count = router.num_experts
         weight = weights.exact(f"{prefix}{names.router}.weight", count, hidden_size)
@@ -201,7 +195,7 @@ class Experts(Generic[A]):
             self._choice_bias = weights.exact(f"{prefix}{names.choice_bias}", *shape).flatten()
         self._factors = weights.exact(f"{prefix}{names.factors}", count) if router.has_factors else None
         self._experts = ops.experts(
-            _read_matrices(config, weights, prefix, config.latent_size or hidden_size, shard, placement),
+            _read_matrices(config, source, config.latent_size or hidden_size, placement),
             config.activation,
             weighs_inputs=config.weighs_inputs,
         )
@@ -210,18 +204,15 @@ class Experts(Generic[A]):
         if (size := config.latent_size) is not None:
             to, back = ([(names.to_latent, size)], [(names.from_latent, hidden_size)])
             has_bias = config.has_latent_bias
-            self._to_latent = read_linear(weights, ops, prefix, to, hidden_size, has_bias=has_bias)
-            self._from_latent = read_linear(
-                weights, ops, prefix, back, size, has_bias=has_bias, adds_bias=shard.rank == 0
-            )
+            self._to_latent = read_linear(source, to, has_bias=has_bias)
+            self._from_latent = read_linear(source, back, size, has_bias=has_bias, is_summed=True)
         self._shared: FeedForward[A] | PlainFeedForward[A] | None = None
         self._shared_gate: Linear[A] | None = None
-        shared = f"{prefix}{names.shared}."
         match config.shared:
             case FeedForwardConfig() as own:
-                self._shared = FeedForward(own, weights, ops, shared, hidden_size=hidden_size, shard=shard)
+                self._shared = FeedForward(own, source.below(names.shared))
             case PlainFeedForwardConfig() as own:
-                self._shared = PlainFeedForward(own, weights, ops, shared, hidden_size=hidden_size, shard=shard)
+                self._shared = PlainFeedForward(own, source.below(names.shared))
             case None:
                 pass
         if config.has_shared_gate:
@@ -246,17 +237,13 @@ class Experts(Generic[A]):
 
 
 def _read_matrices(
-    config: ExpertsConfig,
-    weights: Weights,
-    prefix: str,
-    hidden_size: int,
-    shard: Shard,
-    placement: ExpertPlacement | None,
+    config: ExpertsConfig, source: Source[Any], hidden_size: int, placement: ExpertPlacement | None
 ) -> ExpertMatrices:
     """Return a rank's part of the matrices of all experts, or, with `placement`, those of its experts.
 
     Each reads and returns `hidden_size` elements.
     """
+    weights, prefix, shard = source.weights, source.prefix, source.shard
     names, count = config.names, config.router.num_experts
 
     def each(*parts: tuple[str, int], kind: str = "weight") -> list[tuple[str, int]]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from pagewood.engine.models.ops import A, Norm, Ops, Weights
+from pagewood.engine.models.ops import A, Norm
 from pagewood.engine.models.parts.experts import Experts, ExpertsConfig
 from pagewood.engine.models.parts.feed_forward import FeedForward, FeedForwardConfig
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.parts.source import Source
+from pagewood.engine.models.shard import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,29 +51,21 @@ class ExpertsBeside(Generic[A]):
         "_dense", "_dense_norm", "_experts", "_experts_norm", "_is_whole", "_ops", "_router_norm", "_sum_norms",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        config: ExpertsBesideConfig,
-        weights: Weights,
-        ops: Ops[A],
-        prefix: str,
-        *,
-        hidden_size: int,
-        shard: Shard = WHOLE,
-    ) -> None:
-        """Take the parameters of a rank; `prefix` of their names, the layer's, has the dot at its end."""
+    def __init__(self, config: ExpertsBesideConfig, source: Source[A]) -> None:
+        """Take the parameters of a rank from the source of the layer."""
+        hidden_size = source.hidden_size
 
         def norm(name: str) -> Norm:
-            return read_norm(config.norm, weights, f"{prefix}{name}", hidden_size)
+            return read_norm(config.norm, source, name, hidden_size)
 
-        self._ops = ops
-        self._is_whole = shard.is_whole
+        self._ops = source.ops
+        self._is_whole = source.shard.is_whole
         self._dense_norm, self._experts_norm = norm("pre_feedforward_layernorm"), norm("pre_feedforward_layernorm_2")
         self._sum_norms = norm("post_feedforward_layernorm_1"), norm("post_feedforward_layernorm_2")
-        scale = weights.stack([(f"{prefix}router.scale", hidden_size)])
+        scale = source.weights.stack([(f"{source.prefix}router.scale", hidden_size)])
         self._router_norm = Norm(weight=scale * hidden_size**-0.5, epsilon=config.norm.epsilon)
-        self._dense = FeedForward(config.dense, weights, ops, f"{prefix}mlp.", hidden_size=hidden_size, shard=shard)
-        self._experts = Experts(config.experts, weights, ops, prefix, hidden_size=hidden_size, shard=shard)
+        self._dense = FeedForward(config.dense, source.below("mlp"))
+        self._experts = Experts(config.experts, source)
 
     def __call__(self, x: A) -> A:
         """Return `[T, E]` of the residual stream `[T, E]`, the sum over ranks: norms need that of each result."""

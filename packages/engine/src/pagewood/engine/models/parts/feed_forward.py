@@ -11,9 +11,10 @@ from typing import Generic, Literal
 import numpy as np
 
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, Linear, Ops, Weights
+from pagewood.engine.models.ops import A, Linear, Ops
 from pagewood.engine.models.parts.linear import read_linear
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.parts.source import Source
+from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.head_order import RowOrder
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "clamped"]
@@ -58,39 +59,20 @@ class FeedForward(Generic[A]):
 
     __slots__ = ("_activation", "_down", "_gate_multiplier", "_gate_up", "_multiplier", "_ops")
 
-    def __init__(
-        self,
-        config: FeedForwardConfig,
-        weights: Weights,
-        ops: Ops[A],
-        prefix: str,
-        *,
-        hidden_size: int,
-        shard: Shard = WHOLE,
-    ) -> None:
-        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
-        part = shard.inputs("intermediate_size", config.size)
+    def __init__(self, config: FeedForwardConfig, source: Source[A]) -> None:
+        """Take the parameters of a rank."""
+        part = source.shard.inputs("intermediate_size", config.size)
         gate_up = [("gate_proj", config.size), ("up_proj", config.size)]
         if config.is_fused:
             gate_up = [("gate_up_proj", 2 * config.size)]
         order = None if part is None else in_halves(part, config.size)
-        self._gate_up: Linear[A] = read_linear(
-            weights, ops, prefix, gate_up, hidden_size, has_bias=config.has_bias, order=order
-        )
-        self._down: Linear[A] = read_linear(
-            weights,
-            ops,
-            prefix,
-            [("down_proj", hidden_size)],
-            config.size,
-            has_bias=config.has_bias,
-            part=part,
-            adds_bias=shard.rank == 0,
-        )
+        down = [("down_proj", source.hidden_size)]
+        self._gate_up: Linear[A] = read_linear(source, gate_up, has_bias=config.has_bias, order=order)
+        self._down: Linear[A] = read_linear(source, down, config.size, has_bias=config.has_bias, part=part)
         self._activation: Activation = config.activation
         self._gate_multiplier = config.gate_multiplier
         self._multiplier = config.multiplier
-        self._ops = ops
+        self._ops = source.ops
 
     def __call__(self, x: A) -> A:
         """Return `[T, E]` of `[T, E]`, a part of the sum over ranks."""

@@ -12,11 +12,12 @@ from typing import Generic, Literal
 import numpy as np
 
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, Step, Weights
+from pagewood.engine.models.ops import A, Linear, Norm, RecurrentHeads, Step
 from pagewood.engine.models.parts.linear import read_exact_linear, read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, read_filters, rows_of, tail
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.parts.source import Source
+from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.kvpool import PageArray
 
@@ -101,17 +102,9 @@ class GatedDelta(Generic[A]):
 
     __slots__ = ("_config", "_convolution", "_gate", "_gates", "_heads", "_input", "_norm", "_ops", "_output")
 
-    def __init__(
-        self,
-        config: GatedDeltaConfig,
-        weights: Weights,
-        ops: Ops[A],
-        prefix: str,
-        *,
-        hidden_size: int,
-        shard: Shard = WHOLE,
-    ) -> None:
-        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
+    def __init__(self, config: GatedDeltaConfig, source: Source[A]) -> None:
+        """Take the parameters of a rank."""
+        weights, ops, prefix, shard = source.weights, source.ops, source.prefix, source.shard
         keys, values, heads = config.key_size, config.value_size, config.num_heads
         own, (own_heads, own_keys) = config.for_shard(shard), config.heads_of(shard)
         self._config = own
@@ -140,12 +133,12 @@ class GatedDelta(Generic[A]):
             sizes = [("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values)]
             rows = channels
         order, gate_order = _chosen(order, rows), _chosen(gate_order, of_heads)
-        self._input: Linear[A] = read_linear(weights, ops, prefix, parts, hidden_size, order=order)
+        self._input: Linear[A] = read_linear(source, parts, order=order)
         self._gate: Linear[A] | None = None
         if config.projections == "apart":
-            self._gate = read_linear(weights, ops, prefix, [("g_proj", values)], hidden_size, order=own_values)
-        self._gates: Linear[A] = read_exact_linear(weights, ops, prefix, gates, hidden_size, order=gate_order)
-        filters = read_filters(weights, prefix, sizes, config.width, order=channels)
+            self._gate = read_linear(source, [("g_proj", values)], order=own_values)
+        self._gates: Linear[A] = read_exact_linear(source, gates, order=gate_order)
+        filters = read_filters(source, sizes, config.width, order=channels)
         self._convolution = ops.convolution(filters, None)
         numbers = None if shard.is_whole else np.asarray(own_heads)
         self._heads = RecurrentHeads(
@@ -158,15 +151,9 @@ class GatedDelta(Generic[A]):
             rate=-weights.exact(f"{prefix}A_log", heads, order=numbers).exp(),
             bias=weights.exact(f"{prefix}dt_bias", heads, order=numbers),
         )
-        self._norm: Norm = read_norm(config.norm, weights, f"{prefix}{norm}", config.value_dim).folded()
-        self._output: Linear[A] = read_linear(
-            weights,
-            ops,
-            prefix,
-            [(output, hidden_size)],
-            values,
-            part=shard.inputs("linear_num_value_heads", heads, config.value_dim),
-        )
+        self._norm: Norm = read_norm(config.norm, source, norm, config.value_dim).folded()
+        part = shard.inputs("linear_num_value_heads", heads, config.value_dim)
+        self._output: Linear[A] = read_linear(source, [(output, source.hidden_size)], values, part=part)
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
         """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`, a part of the sum over ranks.

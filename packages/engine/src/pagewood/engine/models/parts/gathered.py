@@ -10,8 +10,8 @@ from typing import Generic
 
 import numpy as np
 
-from pagewood.engine.models.ops import A, Embedding, Linear, Ops, Weights
-from pagewood.engine.models.shard import Shard
+from pagewood.engine.models.ops import A, Embedding, Linear, Ops
+from pagewood.engine.models.parts.source import Source
 from pagewood.engine.models.stored.head_order import RowOrder
 
 
@@ -32,42 +32,39 @@ class Gathered(Generic[A]):
 
 
 def read_embedding(
-    weights: Weights,
-    ops: Ops[A],
+    source: Source[A],
     name: str,
     size: int,
     hidden_size: int,
-    shard: Shard,
     *,
     change: Callable[[Embedding[A], RowOrder | None], Embedding[A]] | None = None,
 ) -> Embedding[A]:
-    """Take the table `name` of `size` tokens from `weights`, of which a rank of several has some columns.
+    """Take the table `name` of `size` tokens, of which a rank of several has some columns.
 
     `change` makes the embedding compute more, given these columns; None: all.
     """
-    columns = shard.inputs("hidden_size", hidden_size)
-    embedding = ops.embedding(weights.stack([(f"{name}.weight", size)], hidden_size, inputs=columns))
+    columns = source.shard.inputs("hidden_size", hidden_size)
+    embedding = source.ops.embedding(source.weights.stack([(f"{name}.weight", size)], hidden_size, inputs=columns))
     if change is not None:
         embedding = change(embedding, None if columns is None else np.asarray(columns))
-    return embedding if columns is None else Gathered(embedding, ops, hidden_size)
+    return embedding if columns is None else Gathered(embedding, source.ops, hidden_size)
 
 
 def read_gathered(
-    weights: Weights,
-    ops: Ops[A],
+    source: Source[A],
     name: str,
     size: int,
     inputs: int,
-    shard: Shard,
     *,
     bias: str | None = None,
     change: Callable[[Linear[A], RowOrder | None], Linear[A]] | None = None,
 ) -> Linear[A]:
-    """Take the matrix `name` of `size` outputs from `weights`, of which a rank of several computes some.
+    """Take the matrix `name` of `size` outputs, of which a rank of several computes some.
 
     `bias` is the name of a tensor with a number for each output; `change` makes the projection compute more, given
     the outputs that it has; None: all.
     """
+    weights, ops, shard = source.weights, source.ops, source.shard
     order = None if shard.is_whole else shard.padded_part(size)
     projection = ops.linear(
         weights.stack([(f"{name}.weight", size)], inputs, order=order),

@@ -17,11 +17,12 @@ from typing import Generic, Literal
 import numpy as np
 
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, LatentShape, Linear, Norm, Ops, Step, Weights
+from pagewood.engine.models.ops import A, LatentShape, Linear, Norm, Step
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 from pagewood.engine.models.parts.rope import PositionConfig, RopeConfig
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.parts.source import Source
+from pagewood.engine.models.shard import Shard
 from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.kvpool import LatentLayout
 
@@ -100,21 +101,12 @@ class LatentAttention(Generic[A]):
 
     __slots__ = ("_config", "_heads", "_latent", "_norm", "_ops", "_output", "_query", "_query_norm", "_wide_query")
 
-    def __init__(
-        self,
-        config: LatentAttentionConfig,
-        weights: Weights,
-        ops: Ops[A],
-        prefix: str,
-        *,
-        hidden_size: int,
-        shard: Shard = WHOLE,
-    ) -> None:
-        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
-        shape, rank = config.shape, config.query_rank
+    def __init__(self, config: LatentAttentionConfig, source: Source[A]) -> None:
+        """Take the parameters of a rank."""
+        shape, rank, shard = config.shape, config.query_rank, source.shard
         own = config.for_shard(shard)
         self._config = own
-        self._ops = ops
+        self._ops = source.ops
 
         def rows(size: int) -> RowOrder | None:
             """Return those of the rank's heads, of `size` each; None: all."""
@@ -125,28 +117,26 @@ class LatentAttention(Generic[A]):
         self._wide_query: Linear[A] | None = None
         if rank is None:
             query = [("q_proj", shape.query_size)]
-            self._query: Linear[A] = read_linear(weights, ops, prefix, query, hidden_size, order=rows(query_dim))
+            self._query: Linear[A] = read_linear(source, query, order=rows(query_dim))
         else:
             query = [("q_a_proj", rank)]
-            self._query: Linear[A] = read_linear(weights, ops, prefix, query, hidden_size, has_bias=config.has_bias)
-            self._query_norm = read_norm(config.norm, weights, f"{prefix}q_a_layernorm", rank)
+            self._query: Linear[A] = read_linear(source, query, has_bias=config.has_bias)
+            self._query_norm = read_norm(config.norm, source, "q_a_layernorm", rank)
             wide = [("q_b_proj", shape.query_size)]
-            self._wide_query = read_linear(weights, ops, prefix, wide, rank, order=rows(query_dim))
+            self._wide_query = read_linear(source, wide, rank, order=rows(query_dim))
         latent = [("kv_a_proj_with_mqa", shape.latent_size)]
-        self._latent: Linear[A] = read_linear(weights, ops, prefix, latent, hidden_size, has_bias=config.has_bias)
-        self._norm = read_norm(config.norm, weights, f"{prefix}kv_a_layernorm", shape.rank).folded()
+        self._latent: Linear[A] = read_linear(source, latent, has_bias=config.has_bias)
+        self._norm = read_norm(config.norm, source, "kv_a_layernorm", shape.rank).folded()
         order = rows(shape.plain_dim + shape.value_dim)
-        matrix = weights.numbers(f"{prefix}kv_b_proj.weight", shape.head_rows, shape.rank, order=order)
-        self._heads = ops.latent_heads(matrix, own.shape)
+        name = f"{source.prefix}kv_b_proj.weight"
+        matrix = source.weights.numbers(name, shape.head_rows, shape.rank, order=order)
+        self._heads = source.ops.latent_heads(matrix, own.shape)
         self._output: Linear[A] = read_linear(
-            weights,
-            ops,
-            prefix,
-            [("o_proj", hidden_size)],
+            source,
+            [("o_proj", source.hidden_size)],
             shape.num_heads * shape.value_dim,
             has_bias=config.has_bias,
             part=shard.inputs("num_attention_heads", shape.num_heads, shape.value_dim),
-            adds_bias=shard.rank == 0,
         )
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from pagewood.engine.models.ops import A, Norm, Ops, RowDivision, Step, Weights
+from pagewood.engine.models.ops import A, Norm, Ops, RowDivision, Step
 from pagewood.engine.models.parts.absent import AbsentConfig
 from pagewood.engine.models.parts.choice import AnyFeedForward, AnyMixer, make_feed_forward, make_mixer
 from pagewood.engine.models.parts.experts_beside import ExpertsBesideConfig
 from pagewood.engine.models.parts.layer_inputs import LayerInput, LayerInputsConfig
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.parts.source import Source
+from pagewood.engine.models.shard import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,33 +129,25 @@ class Layer(Generic[A]):
     def __init__(
         self,
         config: LayerConfig,
-        weights: Weights,
-        ops: Ops[A],
-        prefix: str,
+        source: Source[A],
         *,
-        hidden_size: int,
         index: int = 0,
         mixer_inputs: int | None = None,
-        shard: Shard = WHOLE,
     ) -> None:
-        """Take the parameters of a rank from `weights`.
+        """Take the parameters of a rank.
 
         Args:
             config: of the layer.
-            weights: source of the parameters.
-            ops: keeps them.
-            prefix: of their names, without the dot at its end.
-            hidden_size: E.
+            source: of its parameters.
             index: its number in the model.
             mixer_inputs: columns of the mixer's input; None: E.
-            shard: the rank.
         """
 
         def norm(name: str | None) -> Norm | None:
-            return None if name is None else read_norm(config.norm, weights, f"{prefix}.{name}", hidden_size)
+            return None if name is None else read_norm(config.norm, source, name, source.hidden_size)
 
-        frame = config.frame
-        self._ops = ops
+        frame, shard = config.frame, source.shard
+        self._ops = source.ops
         self._is_parallel = frame.is_parallel
         self._norms_sums = frame.norms_sums
         self._is_whole = shard.is_whole
@@ -163,28 +156,20 @@ class Layer(Generic[A]):
         """Whether the feed-forward returns a sum over ranks."""
         self._multiplier = config.residual_multiplier
         self.input_norm = norm(frame.before_mixer)
-        self._mixer = make_mixer(
-            config.mixer,
-            weights,
-            ops,
-            f"{prefix}." if frame.mixer is None else f"{prefix}.{frame.mixer}.",
-            hidden_size=hidden_size,
-            inputs=mixer_inputs,
-            shard=shard.of_mixers,
-        )
+        own = source if frame.mixer is None else source.below(frame.mixer)
+        self._mixer = make_mixer(config.mixer, own.of_mixers, inputs=mixer_inputs)
         self._behind_mixer = norm(frame.behind_mixer)
         self._feed_forward_norm = norm(frame.before_feed_forward)
-        own = f"{prefix}." if frame.feed_forward is None else f"{prefix}.{frame.feed_forward}."
-        self._feed_forward = make_feed_forward(
-            config.feed_forward, weights, ops, own, hidden_size=hidden_size, shard=shard
-        )
+        own = source if frame.feed_forward is None else source.below(frame.feed_forward)
+        self._feed_forward = make_feed_forward(config.feed_forward, own)
         self._behind_feed_forward = norm(frame.behind_feed_forward)
         self._input: LayerInput[A] | None = None
         if config.inputs is not None:
-            self._input = LayerInput(config.inputs, weights, ops, f"{prefix}.", hidden_size=hidden_size, index=index)
+            self._input = LayerInput(config.inputs, source, index=index)
         self._scalar = 1.0
         if config.has_scalar:
-            self._scalar = float(weights.exact(f"{prefix}.layer_scalar", 1).sum())  # empty where only headers are read
+            scalar = source.weights.exact(f"{source.prefix}layer_scalar", 1)
+            self._scalar = float(scalar.sum())  # empty where only headers are read
 
     def enter(self, pending: A | None, residual: A) -> A:
         """Return the input `[T, E]` of the first part, after `pending` is added to the residual stream `[T, E]`.

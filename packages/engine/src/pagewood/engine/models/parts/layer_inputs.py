@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Generic
 
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, Linear, Ops, Step, Weights
+from pagewood.engine.models.ops import A, Linear, Step
 from pagewood.engine.models.parts.gathered import read_embedding, read_gathered
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.parts.source import Source
 
 _HALF_ROOT = 2.0**-0.5
 _TABLE, _PROJECTION, _NORM = (
@@ -49,24 +49,15 @@ class LayerInputs(Generic[A]):
 
     __slots__ = ("_config", "_hidden_size", "_norm", "_ops", "_projection", "_table")
 
-    def __init__(
-        self,
-        config: LayerInputsConfig,
-        weights: Weights,
-        ops: Ops[A],
-        *,
-        hidden_size: int,
-        num_layers: int,
-        shard: Shard = WHOLE,
-    ) -> None:
-        """Take the parameters from `weights`. A rank of several has some columns of the table and of the projection."""
+    def __init__(self, config: LayerInputsConfig, source: Source[A], *, num_layers: int) -> None:
+        """Take the parameters. A rank of several has some columns of the table and of the projection."""
         size = num_layers * config.size
         self._config = config
-        self._hidden_size = hidden_size
-        self._ops = ops
-        self._table = read_embedding(weights, ops, _TABLE, config.vocab_size, size, shard)
-        self._projection = read_gathered(weights, ops, _PROJECTION, size, hidden_size, shard)
-        self._norm = read_norm(config.norm, weights, _NORM, config.size).folded()
+        self._hidden_size = source.hidden_size
+        self._ops = source.ops
+        self._table = read_embedding(source, _TABLE, config.vocab_size, size)
+        self._projection = read_gathered(source, _PROJECTION, size, source.hidden_size)
+        self._norm = read_norm(config.norm, source, _NORM, config.size).folded()
 
     def __call__(self, tokens: A, embedded: A) -> A:
         """Return `[T, L P]` of tokens `[T] int32` and their embeddings `[T, E]`."""
@@ -82,17 +73,13 @@ class LayerInput(Generic[A]):
 
     __slots__ = ("_column", "_gate", "_norm", "_ops", "_projection")
 
-    def __init__(
-        self, config: LayerInputsConfig, weights: Weights, ops: Ops[A], prefix: str, *, hidden_size: int, index: int
-    ) -> None:
-        """Take the parameters from `weights`; `prefix` of their names has the dot at its end."""
-        self._ops = ops
+    def __init__(self, config: LayerInputsConfig, source: Source[A], *, index: int) -> None:
+        """Take the parameters from the source of the layer, which is number `index`; no rank divides them."""
+        self._ops, hidden_size = source.ops, source.hidden_size
         self._column = index * config.size
-        self._gate: Linear[A] = read_linear(weights, ops, prefix, [("per_layer_input_gate", config.size)], hidden_size)
-        self._projection: Linear[A] = read_linear(
-            weights, ops, prefix, [("per_layer_projection", hidden_size)], config.size
-        )
-        self._norm = read_norm(config.norm, weights, f"{prefix}post_per_layer_input_norm", hidden_size)
+        self._gate: Linear[A] = read_linear(source, [("per_layer_input_gate", config.size)])
+        self._projection: Linear[A] = read_linear(source, [("per_layer_projection", hidden_size)], config.size)
+        self._norm = read_norm(config.norm, source, "post_per_layer_input_norm", hidden_size)
 
     def __call__(self, residual: A, step: Step[A], wanted: A | None) -> None:
         """Add to the residual stream, `[T, E]`, or that of the `wanted` tokens of the step."""

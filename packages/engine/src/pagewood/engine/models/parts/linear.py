@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pagewood.engine.models.ops import A, Linear, Ops, Projection, Weights
+from pagewood.engine.models.ops import A, Linear, Projection
+from pagewood.engine.models.parts.source import Source
 from pagewood.engine.models.stored.head_order import RowOrder
 
 if TYPE_CHECKING:
@@ -13,30 +14,29 @@ if TYPE_CHECKING:
 
 
 def read_linear(
-    weights: Weights,
-    ops: Ops[A],
-    prefix: str,
+    source: Source[A],
     parts: Sequence[tuple[str, int]],
-    inputs: int,
+    inputs: int | None = None,
     *,
     has_bias: bool = False,
     order: RowOrder | None = None,
     part: range | None = None,
-    adds_bias: bool = True,
+    is_summed: bool = False,
 ) -> Linear[A]:
-    """Take the matrices `parts`, one below the other, and their biases from `weights`.
+    """Take the matrices `parts`, one below the other, and their biases.
 
     Args:
-        weights: their source.
-        ops: keeps them.
-        prefix: of their names, with the dot at its end.
+        source: of the parameters.
         parts: name and number of outputs of each.
-        inputs: number of inputs of all.
+        inputs: number of inputs of all; None: E.
         has_bias: whether each has a bias.
         order: of the rows of all; see `Weights.stack`.
-        part: the inputs that this rank has; None: all.
-        adds_bias: whether this rank adds the biases.
+        part: the inputs that this rank has, whose results are then parts of a sum over ranks; None: all.
+        is_summed: whether results are parts of a sum although the rank has all inputs. One rank adds the biases of a
+            sum.
     """
+    weights, ops, prefix, inputs = source.weights, source.ops, source.prefix, inputs or source.hidden_size
+    adds_bias = source.shard.rank == 0 or (part is None and not is_summed)
     weight = weights.stack([(f"{prefix}{name}.weight", rows) for name, rows in parts], inputs, order=order, inputs=part)
     bias = weights.stack([(f"{prefix}{name}.bias", rows) for name, rows in parts], order=order) if has_bias else None
     projection = Projection(
@@ -51,11 +51,9 @@ def read_linear(
 
 
 def read_exact_linear(
-    weights: Weights,
-    ops: Ops[A],
-    prefix: str,
+    source: Source[A],
     parts: Sequence[tuple[str, int]],
-    inputs: int,
+    inputs: int | None = None,
     *,
     bias: Tensor | None = None,
     order: RowOrder | None = None,
@@ -63,25 +61,23 @@ def read_exact_linear(
     """Take the small matrices `parts`, one below the other, whose numbers are not rounded further.
 
     Args:
-        weights: their source.
-        ops: keeps them.
-        prefix: of their names, with the dot at its end.
+        source: of the parameters.
         parts: name and number of outputs of each.
-        inputs: number of inputs of all.
+        inputs: number of inputs of all; None: E.
         bias: `[out]`, in this order; None: zeros.
         order: of the rows of all, part by part; those that it does not name are not read.
     """
     import torch  # configurations are read without it
 
-    numbers: list[Tensor] = []
+    prefix, inputs, numbers = source.prefix, inputs or source.hidden_size, list[Tensor]()
     start = 0
     for name, rows in parts:
         own = order_of_part(order, start, rows)
-        numbers.append(weights.numbers(f"{prefix}{name}.weight", rows, inputs, order=own))
+        numbers.append(source.weights.numbers(f"{prefix}{name}.weight", rows, inputs, order=own))
         start += rows
     names = [(f"{prefix}{name}", rows) for name, rows in parts]
     projection = Projection(parts=names, inputs=inputs, order=order, has_bias=bias is not None)
-    return ops.adaptable(ops.exact_linear(torch.cat(numbers).float(), bias), projection)
+    return source.ops.adaptable(source.ops.exact_linear(torch.cat(numbers).float(), bias), projection)
 
 
 def order_of_part(order: RowOrder | None, start: int, rows: int) -> RowOrder | None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from pagewood.engine.models.ops import A, Ops, Step, Weights
+from pagewood.engine.models.ops import A, Step
 from pagewood.engine.models.parts.attention import AttentionConfig, SelfAttention
 from pagewood.engine.models.parts.rope import PositionConfig
+from pagewood.engine.models.parts.source import Source
 from pagewood.engine.models.parts.state_space import StateSpace, StateSpaceConfig
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.shard import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,26 +56,13 @@ class MixersBeside(Generic[A]):
 
     __slots__ = ("_attention", "_config", "_hidden_size", "_ops", "_recurrent")
 
-    def __init__(
-        self,
-        config: MixersBesideConfig,
-        weights: Weights,
-        ops: Ops[A],
-        prefix: str,
-        *,
-        hidden_size: int,
-        shard: Shard = WHOLE,
-    ) -> None:
-        """Take the parameters of a rank; `prefix` of their names, the layer's, has the dot at its end."""
+    def __init__(self, config: MixersBesideConfig, source: Source[A]) -> None:
+        """Take the parameters of a rank from the source of the layer."""
         self._config = config
-        self._hidden_size = hidden_size
-        self._ops = ops
-        self._recurrent = StateSpace(
-            config.recurrent, weights, ops, f"{prefix}mamba.", hidden_size=hidden_size, shard=shard
-        )
-        self._attention = SelfAttention(
-            config.attention, weights, ops, f"{prefix}self_attn.", hidden_size=hidden_size, shard=shard
-        )
+        self._hidden_size = source.hidden_size
+        self._ops = source.ops
+        self._recurrent = StateSpace(config.recurrent, source.below("mamba"))
+        self._attention = SelfAttention(config.attention, source.below("self_attn"))
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
         """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`; `layer` is the number of both memories."""

@@ -6,8 +6,10 @@ Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019; Ba et al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from pagewood.engine.models.ops import Norm, Weights
+from pagewood.engine.models.ops import Norm
+from pagewood.engine.models.parts.source import Source
 from pagewood.engine.models.stored.head_order import RowOrder
 
 
@@ -36,12 +38,13 @@ class NormConfig:
             raise ValueError("has_bias must be False in a norm without is_centred, got True")
 
 
-def read_norm(config: NormConfig, weights: Weights, name: str, size: int, *, order: RowOrder | None = None) -> Norm:
-    """Take the norm `name` of `size` elements from `weights`.
+def read_norm(config: NormConfig, source: Source[Any], name: str, size: int, *, order: RowOrder | None = None) -> Norm:
+    """Take the norm `name` of `size` elements.
 
     An offset is added here if the weights are float32, or the norm is centred. Otherwise the device adds it, without
     rounding the sum.
     """
+    weights, name = source.weights, f"{source.prefix}{name}"
     norm = Norm(
         weight=weights.stack([(f"{name}.weight", size)], order=order) if config.has_weight else None,
         bias=weights.stack([(f"{name}.bias", size)], order=order) if config.has_bias else None,

@@ -6,14 +6,15 @@ Source: Vaswani et al., Attention Is All You Need, 2017.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Generic, Literal
+from typing import Any, Generic, Literal
 
 import numpy as np
 
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import XIELU, A, Linear, Ops, PlainActivation, Weights
+from pagewood.engine.models.ops import XIELU, A, Linear, PlainActivation
 from pagewood.engine.models.parts.linear import read_linear
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.parts.source import Source
+from pagewood.engine.models.shard import Shard
 
 PlainKind = Literal["gelu", "gelu_tanh", "gelu_quick", "relu_squared", "xielu"]
 
@@ -48,51 +49,24 @@ class PlainFeedForward(Generic[A]):
 
     __slots__ = ("_activation", "_down", "_ops", "_up")
 
-    def __init__(
-        self,
-        config: PlainFeedForwardConfig,
-        weights: Weights,
-        ops: Ops[A],
-        prefix: str,
-        *,
-        hidden_size: int,
-        shard: Shard = WHOLE,
-    ) -> None:
-        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
-        part = shard.inputs("intermediate_size", config.size)
-        self._up: Linear[A] = read_linear(
-            weights,
-            ops,
-            prefix,
-            [("up_proj", config.size)],
-            hidden_size,
-            has_bias=config.has_bias,
-            order=None if part is None else np.asarray(part),
-        )
-        self._activation: PlainActivation = (
-            _read_xielu(weights, f"{prefix}act_fn.") if config.activation == "xielu" else config.activation
-        )
-        self._down: Linear[A] = read_linear(
-            weights,
-            ops,
-            prefix,
-            [("down_proj", hidden_size)],
-            config.size,
-            has_bias=config.has_bias,
-            part=part,
-            adds_bias=shard.rank == 0,
-        )
-        self._ops = ops
+    def __init__(self, config: PlainFeedForwardConfig, source: Source[A]) -> None:
+        """Take the parameters of a rank."""
+        part = source.shard.inputs("intermediate_size", config.size)
+        order, down = None if part is None else np.asarray(part), [("down_proj", source.hidden_size)]
+        self._up: Linear[A] = read_linear(source, [("up_proj", config.size)], has_bias=config.has_bias, order=order)
+        self._activation: PlainActivation = _read_xielu(source) if config.activation == "xielu" else config.activation
+        self._down: Linear[A] = read_linear(source, down, config.size, has_bias=config.has_bias, part=part)
+        self._ops = source.ops
 
     def __call__(self, x: A) -> A:
         """Return `[T, E]` of `[T, E]`, a part of the sum over ranks."""
         return self._down(self._ops.activate(self._up(x), self._activation))
 
 
-def _read_xielu(weights: Weights, prefix: str) -> XIELU:
+def _read_xielu(source: Source[Any]) -> XIELU:
     """Take the parameters of an activation; a checkpoint has the two that are positive in a form without bounds."""
-    alphas = [weights.stack([(f"{prefix}{name}", 1)]) for name in ("alpha_p", "alpha_n")]
-    beta, epsilon = (weights.stack([(f"{prefix}{name}", 1)]) for name in ("beta", "eps"))
+    names = [f"{source.prefix}act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")]
+    *alphas, beta, epsilon = [source.weights.stack([(name, 1)]) for name in names]
     positive, rest = (alpha.float().exp().log1p() for alpha in alphas)
     return XIELU(
         positive=positive.to(beta.dtype), negative=(beta.float() + rest).to(beta.dtype), beta=beta, epsilon=epsilon

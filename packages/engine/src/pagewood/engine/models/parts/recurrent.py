@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from pagewood.engine.models.ops import Weights
 from pagewood.engine.models.parts.linear import order_of_part
+from pagewood.engine.models.parts.source import Source
 from pagewood.engine.models.stored.head_order import RowOrder
 from pagewood.kvpool import PageArray
 
@@ -56,17 +56,11 @@ def tail(channels: int, width: int) -> PageArray:
 
 
 def read_filters(
-    weights: Weights,
-    prefix: str,
-    parts: Sequence[tuple[str, int]],
-    width: int,
-    *,
-    order: RowOrder | None = None,
+    source: Source[Any], parts: Sequence[tuple[str, int]], width: int, *, order: RowOrder | None = None
 ) -> Tensor:
     """Return the filters `[C, 1, W] float32` of convolutions `parts`, each with its number of channels, in their order.
 
-    `prefix` of their names has the dot at its end. `order` names the channels of all that are here, part by part; None:
-    all.
+    `order` names the channels of all that are here, part by part; None: all.
     """
     import torch  # configurations are read without it
 
@@ -74,7 +68,7 @@ def read_filters(
     start = 0
     for name, channels in parts:
         own = order_of_part(order, start, channels)
-        found.append(weights.exact(f"{prefix}{name}.weight", channels, 1, width, order=own))
+        found.append(source.weights.exact(f"{source.prefix}{name}.weight", channels, 1, width, order=own))
         start += channels
     return torch.cat(found)
 

@@ -12,10 +12,11 @@ from typing import Generic
 import numpy as np
 
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, Linear, Ops, Step, Weights
+from pagewood.engine.models.ops import A, Linear, Step
 from pagewood.engine.models.parts.linear import read_linear
 from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, rows_of, tail
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.parts.source import Source
+from pagewood.engine.models.shard import Shard
 from pagewood.kvpool import PageArray
 
 
@@ -57,10 +58,9 @@ class ShortConvolution(Generic[A]):
 
     __slots__ = ("_config", "_convolution", "_input", "_ops", "_output")
 
-    def __init__(
-        self, config: ShortConvolutionConfig, weights: Weights, ops: Ops[A], prefix: str, *, shard: Shard = WHOLE
-    ) -> None:
-        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
+    def __init__(self, config: ShortConvolutionConfig, source: Source[A]) -> None:
+        """Take the parameters of a rank."""
+        weights, ops, prefix, shard = source.weights, source.ops, source.prefix, source.shard
         size, part = config.size, shard.inputs("hidden_size", config.size)
         self._config = config.for_shard(shard)
         self._ops = ops
@@ -68,22 +68,13 @@ class ShortConvolution(Generic[A]):
         if part is not None:
             order, rows = np.asarray(part), rows_of(*((size, part, 1),) * 3)
         self._input: Linear[A] = read_linear(
-            weights, ops, prefix, [("in_proj", 3 * size)], size, has_bias=config.has_bias, order=rows
+            source, [("in_proj", 3 * size)], size, has_bias=config.has_bias, order=rows
         )
         bias = weights.exact(f"{prefix}conv.bias", size, order=order) if config.has_bias else None
         self._convolution = ops.convolution(
             weights.exact(f"{prefix}conv.weight", size, 1, config.width, order=order), bias, activates=False
         )
-        self._output: Linear[A] = read_linear(
-            weights,
-            ops,
-            prefix,
-            [("out_proj", size)],
-            size,
-            has_bias=config.has_bias,
-            part=part,
-            adds_bias=shard.rank == 0,
-        )
+        self._output: Linear[A] = read_linear(source, [("out_proj", size)], size, has_bias=config.has_bias, part=part)
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
         """Return `[T, E]`, or `[W, E]` for the tokens that are `wanted`, a part of the sum over ranks.

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Generic
 import numpy as np
 
 from pagewood.engine.models.limits import check_size
-from pagewood.engine.models.ops import A, Linear, Norm, Ops, RecurrentHeads, SharedGroup, Step, Weights
+from pagewood.engine.models.ops import A, Linear, Norm, RecurrentHeads, SharedGroup, Step
 from pagewood.engine.models.parts.linear import read_exact_linear, read_linear
 from pagewood.engine.models.parts.norm import NormConfig, read_norm
 from pagewood.engine.models.parts.recurrent import RecurrentConfig, check_width, rows_of, tail
-from pagewood.engine.models.shard import WHOLE, Shard
+from pagewood.engine.models.parts.source import Source
+from pagewood.engine.models.shard import Shard
 from pagewood.kvpool import PageArray
 
 if TYPE_CHECKING:
@@ -102,17 +103,9 @@ class StateSpace(Generic[A]):
     __slots__ = ("_config", "_convolution", "_gates", "_group_size", "_heads", "_input", "_norm", "_ops", "_output",
                  "_shared")  # fmt: skip
 
-    def __init__(
-        self,
-        config: StateSpaceConfig,
-        weights: Weights,
-        ops: Ops[A],
-        prefix: str,
-        *,
-        hidden_size: int,
-        shard: Shard = WHOLE,
-    ) -> None:
-        """Take the parameters of a rank from `weights`; `prefix` of their names has the dot at its end."""
+    def __init__(self, config: StateSpaceConfig, source: Source[A]) -> None:
+        """Take the parameters of a rank."""
+        weights, ops, prefix, shard = source.weights, source.ops, source.prefix, source.shard
         heads, values, channels = config.num_heads, config.value_size, config.channels
         own, (own_heads, groups) = config.for_shard(shard), config.heads_of(shard)
         self._config = own
@@ -127,11 +120,9 @@ class StateSpace(Generic[A]):
         own_channels = rows_of(of_heads, of_groups, of_groups)
         numbers = np.asarray(own_heads)
         rows, inner, gates = [("in_proj", values + channels + heads)], order[: -len(numbers)], order[-len(numbers) :]
-        self._input: Linear[A] = read_linear(
-            weights, ops, prefix, rows, hidden_size, has_bias=config.has_bias, order=inner
-        )
+        self._input: Linear[A] = read_linear(source, rows, has_bias=config.has_bias, order=inner)
         bias = weights.exact(f"{prefix}in_proj.bias", rows[0][1], order=gates) if config.has_bias else None
-        self._gates: Linear[A] = read_exact_linear(weights, ops, prefix, rows, hidden_size, bias=bias, order=gates)
+        self._gates: Linear[A] = read_exact_linear(source, rows, bias=bias, order=gates)
         conv_bias = None
         if config.has_conv_bias:
             conv_bias = weights.exact(f"{prefix}conv1d.bias", channels, order=own_channels)
@@ -151,16 +142,13 @@ class StateSpace(Generic[A]):
         self._norm: Norm | None = None
         if config.norm is not None:
             norm_order = None if shard.is_whole else rows_of(of_heads)
-            self._norm = read_norm(config.norm, weights, f"{prefix}norm", values, order=norm_order).folded()
+            self._norm = read_norm(config.norm, source, "norm", values, order=norm_order).folded()
         self._output: Linear[A] = read_linear(
-            weights,
-            ops,
-            prefix,
-            [("out_proj", hidden_size)],
+            source,
+            [("out_proj", source.hidden_size)],
             values,
             has_bias=config.has_output_bias,
             part=shard.inputs("mamba_n_heads", heads, config.head_dim),
-            adds_bias=shard.rank == 0,
         )
 
     def __call__(self, x: A, step: Step[A], layer: int, wanted: A | None = None) -> A:
