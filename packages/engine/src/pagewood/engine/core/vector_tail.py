@@ -57,7 +57,7 @@ class DenseLayer:
     norm: Float32 | None = None
     """[out], the weights of a centred norm behind the activation; None: there is no norm."""
     epsilon: float = 1e-5
-    """Of the norm."""
+    """Epsilon of the norm."""
 
     def __call__(self, x: Float32) -> Float32:
         """Return `[out]`, given `[in]`."""

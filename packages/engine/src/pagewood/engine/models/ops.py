@@ -243,7 +243,7 @@ class SharedGroup:
     """A group of elements with one norm, of which several ranks have a part each."""
 
     number: int
-    """Of this rank's group, from 0 on."""
+    """Number of this rank's group, from 0 on."""
     count: int
     """Groups of all ranks."""
 

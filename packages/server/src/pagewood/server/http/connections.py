@@ -98,7 +98,7 @@ class Site:
 
     app: ASGIApp
     limits: HttpLimits
-    """Of connections and heads."""
+    """Limits of connections and heads."""
     connections: Connections
 
 

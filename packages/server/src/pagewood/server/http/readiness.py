@@ -76,9 +76,9 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     seconds_since_pulse: float | None
     seconds_in_step: float
     replicas: list[ReadyReplica] | msgspec.UnsetType = msgspec.UNSET
-    """Of a server with several engines."""
+    """The engines of a server with several."""
     models: list[ReadyModel] | msgspec.UnsetType = msgspec.UNSET
-    """Of a server with several models; the fields about one engine are empty then."""
+    """The models of a server with several; the fields about one engine are empty then."""
 
 
 @dataclass(frozen=True, slots=True)

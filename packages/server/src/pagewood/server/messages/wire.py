@@ -191,7 +191,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     begun: tuple[Begun, ...] = ()
     """What each of its requests has had already, in their order; empty: nothing."""
     adapter_version: str | None = None
-    """Of its adapter, by which a router knows where its prefix is cached; None: unknown."""
+    """Version of its adapter, by which a router knows where its prefix is cached; None: unknown."""
     weights_digest: str | None = None
     """Tells the model's weights apart, for the same use; None: those that the engines began with."""
 
@@ -349,7 +349,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     incarnation: int = 0
     """Which engine process computed it, counted from 0."""
     replica: int = 0
-    """Of which replica, counted from 0."""
+    """The replica of that process, counted from 0."""
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
@@ -388,7 +388,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None = None
     """The adapter that a client named with it; None: the model alone."""
     adapter_version: str | None = None
-    """Of this adapter; None: unknown; empty: its prefixes begin as those of the model."""
+    """Version of this adapter; None: unknown; empty: its prefixes begin as those of the model."""
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
@@ -463,7 +463,7 @@ class OtherLoad(msgspec.Struct, frozen=True, kw_only=True, tag="other_load"):
 
     num_requests: int
     num_prompt_tokens: int
-    """Of prompts that have no first token yet; those of them that are cached are counted too."""
+    """Tokens of prompts that have no first token yet; those of them that are cached are counted too."""
     replica: int = 0
     incarnation: int = 0
 

@@ -44,7 +44,7 @@ class MetricsEndpoint:
     """Shows the metrics; each request collects them again."""
 
     metrics: Metrics
-    """Of HTTP and of the processes."""
+    """Metrics of HTTP and of the processes."""
     models: Models
 
     def operations(self) -> list[Operation]:

@@ -63,7 +63,7 @@ class Lifecycle:
     failure: str | None = None
     """Why its last load failed; None: it did not."""  # written by: pool
     outcome: asyncio.Future[str | None] | None = None
-    """Of the present load: None, or why it failed. None: it is not loading."""  # written by: pool
+    """Result of the present load: None, or why it failed. None: it is not loading."""  # written by: pool
     work: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
     """Tasks of its processes."""  # written by: loader
     num_ends: int = 0

@@ -13,7 +13,7 @@ from pagewood.server.messages import wire
 from pagewood.server.metrics.processes import ProcessUsage
 
 OVERHEAD_BYTES = 700_000_000
-"""Of an engine process with torch and compiled kernels, and of its tokenizers and detokenizer."""
+"""Memory of an engine process with torch and compiled kernels, and of its tokenizers and detokenizer."""
 _RATIO = {"auto": 1.0, "float32": 2.0, "bfloat16": 1.0, "int8": 0.55, "int4": 0.35}
 """Bytes of weights in memory, by their form there, to bytes of their files, in which most have 16 bits."""
 

@@ -74,7 +74,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_events_form: Literal["map", "array"] = "map"
     kv_events_topic: str = ""
     entrance: EntranceSettings | None = None
-    """Of an entrance; None: another process."""
+    """Settings of an entrance; None: another process."""
 
 
 class ParentWatch:

@@ -53,7 +53,7 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
     architecture: Architecture | msgspec.UnsetType = msgspec.UNSET
     """Absent until the model has been loaded once."""
     status: ModelState | msgspec.UnsetType = msgspec.UNSET
-    """Of a server with several models: what this one is doing."""
+    """What the model is doing, in a server with several models."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ class Helped:
     """The prompt of a request on a replica that only computes prompts."""
 
     request_id: str
-    """Of this part; the request has another one."""
+    """Id of this part; the request has another one."""
     replica: int
 
 

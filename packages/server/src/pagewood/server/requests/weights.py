@@ -24,7 +24,7 @@ class ServedVersion:
     folders: Sequence[Path] = ()
     """Files of updates must lie below one of these."""
     version: str = ""  # written by: weights
-    """Of the engine process `incarnation`; empty: it was not updated."""
+    """Version of the engine process `incarnation`; empty: it was not updated."""
     incarnation: int = 0  # written by: weights
 
     def now(self, incarnation: int) -> str:

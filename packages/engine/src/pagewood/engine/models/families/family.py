@@ -116,7 +116,7 @@ class Family:
     """Whether tokens see later ones, embeddings have a norm, unless `embeds_without_norm`, and there is no output
     projection."""
     embeds_without_norm: bool = False
-    """Of an encoder: whether embeddings have no norm."""
+    """Whether embeddings of an encoder have no norm."""
     has_typed_tokens: bool = False
     """See `ModelConfig`."""
     begins_without_norm: bool = False

@@ -331,7 +331,7 @@ _NAMES: Mapping[str, _Names] = MappingProxyType(
 _MERGERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {"qwen2.5": ("ln_q", "mlp.0", "mlp.2"), "qwen3": ("norm", "linear_fc1", "linear_fc2")}
 )
-"""Of the network that merges: its norm and its two layers."""
+"""Names of the norm and the two layers of the network that merges."""
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class Replacement:
     sparse: Tensor | None = None
     """The tensor itself, if only some of its elements are in the files."""
     digest: bytes
-    """Of its shape, dtype and numbers."""
+    """Digest of its shape, dtype and numbers."""
 
     def header(self) -> tuple[tuple[int, ...], str]:
         """Return shape and dtype."""

@@ -182,7 +182,7 @@ class AnswerMetadata(msgspec.Struct, frozen=True):
     """What an answer says of its computation, as SGLang does."""
 
     weight_version: str
-    """Of the weights that have computed its last token."""
+    """Version of the weights that have computed its last token."""
 
 
 @dataclass(slots=True)

@@ -147,7 +147,7 @@ class Completion(msgspec.Struct, frozen=True):
     choices: tuple[_Choice, ...]
     usage: ChunkUsage = msgspec.UNSET
     metadata: AnswerMetadata | msgspec.UnsetType = msgspec.UNSET
-    """Of a whole answer, once weights were updated."""
+    """What a whole answer says of its computation, once weights were updated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

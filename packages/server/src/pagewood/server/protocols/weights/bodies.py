@@ -113,7 +113,7 @@ class TransferInfo(_Strict):
     packed_buffer_size_bytes: Annotated[int, Field(ge=1)] = 1 << 30
     """As soon as there are more, they are sent."""
     packed_num_buffers: int = 2
-    """Of the trainer; it changes nothing here."""
+    """Number of the trainer's buffers; it changes nothing here."""
 
     def unique_id(self) -> bytes:
         """Return the id of the communicator; empty: the store has it.

@@ -291,9 +291,9 @@ class AdaptedExperts:
     def __init__(self, adapters: CPUAdapters, gate_up: _Site, down: _Site) -> None:
         self._adapters = adapters
         self.gate_up = gate_up
-        """Of the first product."""
+        """What adapters add to the first product."""
         self.down = down
-        """Of the second."""
+        """What adapters add to the second product."""
 
     def group(self, x: Buffer, experts: Grouping) -> _Grouping:
         """Write the instruction that groups the slots of `experts`, which are those of the rows of `x`."""
