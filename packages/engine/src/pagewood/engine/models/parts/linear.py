@@ -69,7 +69,8 @@ def read_exact_linear(
     """
     import torch  # configurations are read without it
 
-    prefix, inputs, numbers = source.prefix, inputs or source.hidden_size, list[Tensor]()
+    prefix, inputs = source.prefix, inputs or source.hidden_size
+    numbers: list[Tensor] = []
     start = 0
     for name, rows in parts:
         own = order_of_part(order, start, rows)
