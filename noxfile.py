@@ -11,6 +11,8 @@ nox.needs_version = ">=2025.2"
 nox.options.default_venv_backend = "virtualenv"  # uv would resolve torch to the CUDA build on hosts without a GPU
 nox.options.sessions = ["lint", "tests"]
 nox.options.error_on_external_run = True
+# Images of containers often set this; every process that a test starts would then compile all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 LEAVES = ("radixcache", "kvpool", "schedpolicy")
 PACKAGES = (*LEAVES, "engine", "server")
@@ -65,8 +67,8 @@ def serve(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run all tests in one environment; arguments after -- go to pytest."""
     install_everything(session, *TEST_TOOLS, *PEERS, *EXTRAS, "nox")  # nox: pyright reads this file, see `lint`
-    # Two workers, because most tests compute themselves; the one that is done first takes tests of the other.
-    in_parallel = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "worksteal"]
+    # One worker more than two cores, for tests that wait; the one that is done first takes tests of the others.
+    in_parallel = ["-n", str(1 + min(2, os.cpu_count() or 1)), "--dist", "worksteal"]
     env = {"OMP_NUM_THREADS": "1"}  # threads of torch in several processes wait for one another, busily
     if session.posargs:
         session.run("python", "-m", "pytest", *session.posargs, env=env)
