@@ -43,7 +43,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0, logprobs=0, prompt_logpro
 
 def mixed_sampling(num: int, max_tokens: int = 20) -> list[SamplingParams]:
     return [
-        SamplingParams(max_tokens=max_tokens, temperature=float(i % 2), seed=i, ignore_eos=True) for i in range(num)
+        SamplingParams(max_tokens=max_tokens, temperature=2.0 * (i % 2), seed=i, ignore_eos=True) for i in range(num)
     ]
 
 

@@ -39,7 +39,7 @@ from pagewood.engine.runner.ranks.ranked_runner import RankedRunner
 WAIT_S = 60
 """Then a process counts as hung."""
 PROMPTS = ["Hello, my name is", "The capital of France is", "1 2 3 4 5 6", "Once upon a time, there was a king who"]
-SAMPLING = [SamplingParams(max_tokens=30, temperature=float(i % 2), seed=i, ignore_eos=True) for i in range(4)]
+SAMPLING = [SamplingParams(max_tokens=30, temperature=2.0 * (i % 2), seed=i, ignore_eos=True) for i in range(4)]
 PROGRAM = Path(__file__).parent / "support" / "first_node.py"
 
 

@@ -185,6 +185,7 @@ def test_a_rank_that_is_lost_while_idle_is_noticed() -> None:
                 "speculative": "auto",
                 "speculative_control": "fixed",
                 "weights": "int8",
+                "activations": "float32",  # those of eight bits have a scale for the part of each rank
                 "tensor_parallel_size": 2,
                 "num_threads": 4,
             },

@@ -16,9 +16,10 @@ PROMPTS = ["Hello, my name is", "The capital of France is", "1 2 3 4 5 6", "Once
 
 
 def mixed_sampling(num: int, max_tokens: int = 30) -> list[SamplingParams]:
+    """Return parameters of greedy requests, and of others that draw; at temperature 1 the embedded model is sure."""
     return [
         SamplingParams(
-            max_tokens=max_tokens, temperature=float(i % 2), seed=i, top_p=0.9 if i % 3 else 1.0, ignore_eos=True
+            max_tokens=max_tokens, temperature=2.0 * (i % 2), seed=i, top_p=0.9 if i % 3 else 1.0, ignore_eos=True
         )
         for i in range(num)
     ]
