@@ -87,7 +87,7 @@ class Bench:
         def make(rows: RowTables, _: RequestDivision | None) -> DraftModel:
             assert draft is not None
             self.drafter = DraftModel(
-                draft, target, draft_storage, tags, rows, max_tokens=MAX_TOKENS, max_rebuilt=max_rebuilt,
+                draft, draft_storage, tags, rows, max_tokens=MAX_TOKENS, max_rebuilt=max_rebuilt,
                 root=ROOT,
             )  # fmt: skip
             return self.drafter

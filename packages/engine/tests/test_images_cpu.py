@@ -28,7 +28,7 @@ from pagewood.radixcache.events.hashing import block_hashes
 from pagewood.radixcache.events.router import router_hash
 from pagewood.radixcache.namespaces import CacheKey
 from pictured import BEGIN, IMAGE, KINDS, Pictured, pictured, pictures
-from pictured_engine import GREEDY, Driven, bits, check, conversation, drawn, submit
+from pictured_engine import GREEDY, Driven, bits, check, check_drafts, conversation, drafting, drawn, submit
 
 ALSO = ("gemma3", "qwen3")
 
@@ -156,6 +156,26 @@ def test_what_was_preempted_goes_on_with_its_images(one_model: Pictured) -> None
         wide.engine.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("ngram", {}),
+        pytest.param("ngram", {"overlap": False}, marks=pytest.mark.slow),
+        pytest.param("suffix", {}, marks=pytest.mark.slow),
+        pytest.param("suffix", {"overlap": False, "num_continuous_decode_steps": 3}, marks=pytest.mark.slow),
+        pytest.param("draft", {}, marks=pytest.mark.slow),
+        pytest.param("eagle", {"prefix_cache": False}, marks=pytest.mark.slow),
+    ],
+)
+def test_drafts_change_no_bit(model: Pictured, driven: Driven, kind: str, options: dict[str, Any]) -> None:
+    """Of requests behind their images, beside prompts with images, after they have lost their memory too."""
+    own = Driven(model, **drafting(model, kind, **options))
+    try:
+        check_drafts(model, driven, own, is_exact=True, least=0 if kind == "eagle" else 40)
+    finally:
+        own.engine.close()
+
+
 def test_pages_behind_images_come_back_from_host_and_disk(one_model: Pictured, tmp_path: Path) -> None:
     """After others have taken the device's memory, and in another engine: those of this image, and of no other."""
     model = one_model
@@ -212,10 +232,9 @@ def test_an_image_is_computed_once_while_it_is_kept(one_model: Pictured) -> None
         own.engine.close()
 
 
-def test_options_that_rule_images_out_are_named() -> None:
+def test_options_that_rule_images_out_are_named(tmp_path: Path) -> None:
     model = pictured("gemma3")
     ruled_out: list[tuple[dict[str, Any], str]] = [
-        ({"speculative": "ngram"}, "speculative"),
         ({"decision_log": "/nowhere"}, "decision_log"),
         ({"tensor_parallel_size": 2, "num_threads": 2}, "ranks"),
         ({"pipeline_parallel_size": 2, "num_threads": 2}, "stages"),
@@ -225,13 +244,13 @@ def test_options_that_rule_images_out_are_named() -> None:
             EngineConfig(images="on", **options)
     with pytest.raises(ValueError, match="tokens that a step computes together"):
         Driven(model, chunked_prefill_size=3)
-    off = Driven(model, images="auto", speculative="ngram")
+    off = Driven(model, images="auto", decision_log=str(tmp_path / "log"))
     (picture,) = pictures(1)
     image = model.image(picture)
     (delta,) = off.answer(model.tokens(image), [image])
     assert delta.refusal is not None
     assert delta.refusal.code == "images_not_supported"
-    assert "speculative" in delta.refusal.message
+    assert "decision_log" in delta.refusal.message
     off.engine.close()
 
 

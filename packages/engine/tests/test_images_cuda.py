@@ -23,7 +23,19 @@ from pagewood.engine.runner.cuda.runner import CUDARunner
 from pagewood.engine.runner.row_images import ImagesOfRows, RowImages
 from pagewood.engine.runner.tower_encoder import TowerEncoder
 from pictured import IMAGE, KINDS, Pictured, pictured, pictures
-from pictured_engine import GREEDY, Driven, DrivenOnDevice, bits, check, conversation, drawn, same, submit
+from pictured_engine import (
+    GREEDY,
+    Driven,
+    DrivenOnDevice,
+    bits,
+    check,
+    check_drafts,
+    conversation,
+    drafting,
+    drawn,
+    same,
+    submit,
+)
 from seeded_faults import Edit, seed_fault
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
@@ -113,6 +125,25 @@ def test_an_image_is_found_by_its_pixels(model: Pictured, driven: DrivenOnDevice
     for deltas in driven.answers(forks).values():
         assert deltas[0].num_cached_tokens >= len(tokens) - 5
     assert encoder.num_computed == num_computed
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("ngram", {}),
+        pytest.param("ngram", {"overlap": False}, marks=pytest.mark.slow),
+        pytest.param("draft", {}, marks=pytest.mark.slow),
+        pytest.param("eagle", {"prefix_cache": False}, marks=pytest.mark.slow),
+    ],
+)
+def test_drafts_change_nothing(model: Pictured, driven: DrivenOnDevice, kind: str, options: dict[str, Any]) -> None:
+    """Of requests behind their images, beside prompts with images, after they have lost their memory too."""
+    own = DrivenOnDevice(model, **drafting(model, kind, **options))
+    try:
+        check_drafts(model, driven, own, is_exact=False, least=40 if kind == "ngram" else 0)
+        assert own.device.num_replayed > 10
+    finally:
+        own.engine.close()
 
 
 @pytest.mark.slow
@@ -208,6 +239,19 @@ FAULTS: dict[str, tuple[str, Edit]] = {
         "qwen3", (Decoder, "states", "visual.add(residual, index)", "visual.add(residual, 1 - index)"),
     ),
     "embeddings that stay": ("qwen2.5", (ShownImages, "replace", "self._features is not None", "False")),
+    "no images beside drafts": ("qwen2.5", (CUDARunner, "_queue_verify", "self._shown(images, on_device)", "None")),
+    "drafts beside images by a graph": (
+        "qwen3", (CUDARunner, "_queue_verify", " and not (images is not None and images.is_shown)", ""),
+    ),
+    "no masks of images beside drafts": (
+        "gemma3", (CUDARunner, "_queue_verify", "shown.last_seen(where.positions)", "None"),
+    ),
+    "places of drafts as if all before were accepted": (
+        "qwen3", (
+            CUDARunner, "_queue_verify", "sources, own_where.positions",
+            "sources, own.starts.index_select(0, own.token_grants) + own.token_offsets",
+        ),
+    ),
     "images that share": ("qwen2.5", (PromptImages, "marked", "if first >= end", "if True")),
 }  # fmt: skip
 
@@ -229,6 +273,7 @@ def test_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
             test_a_step_of_one_token_of_a_prompt_knows_its_images(model, own)
             test_requests_that_begin_together_have_their_own_images(model, own)
             test_chunks_change_nothing(model, own, 5)
+            test_drafts_change_nothing(model, own, "ngram", {})
         finally:
             own.engine.close()
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any
@@ -13,18 +14,22 @@ from typing import Any
 import torch
 from PIL.Image import Image as Picture
 
+from families.case import SMALL
 from pagewood.engine.api import Delta, EngineConfig, FinishReason, Image, SamplingParams, Submit
 from pagewood.engine.assembly.cuda.build import build_on
 from pagewood.engine.build import build_engine
 from pagewood.engine.core.loop import Engine
 from pagewood.engine.links import MemoryInbox, MemoryOutbox
-from pictured import IMAGE, Pictured
+from pictured import IMAGE, Pictured, pictures
 from stand_ins import flashinfer_torch
 from stand_ins.recording_device import RecordingDevice
+from tiny_models import WIDTH, random_head
 
 NO_IMAGES = ((IMAGE, -inf),)
 GREEDY = SamplingParams(temperature=0, max_tokens=5, logprobs=64, ignore_eos=True, logit_bias=NO_IMAGES)
 """Without tokens of images, which the reference would take for some in a text that goes on behind them."""
+FEW = replace(GREEDY, max_tokens=48, logprobs=2, logit_bias=(*NO_IMAGES, *((token, 40.0) for token in (20, 21, 22))))
+"""Answers of three tokens, so that looking up the last ones often finds what comes next, and often does not."""
 
 
 class Driven:
@@ -76,6 +81,51 @@ def submit(name: str, tokens: Sequence[int], images: Sequence[Image], **options:
         images=tuple(images),
         **options,
     )
+
+
+def drafting(model: Pictured, kind: str, **options: Any) -> dict[str, Any]:
+    """The options of an engine whose memory is too small for `check_drafts`, with a drafter of a kind."""
+    folder = None
+    if kind == "draft":
+        folder = str(model.folder)  # which gets no images
+    elif kind == "eagle":
+        folder = str(random_head({**SMALL, "head_dim": 16, "intermediate_size": WIDTH, "eos_token_id": 0}, seed=12))
+    usual: dict[str, Any] = {
+        "speculative": kind, "speculative_model": folder, "speculative_control": "fixed", "chunked_prefill_size": 5,
+        "max_running": 6, "schedule_conservativeness": 0.01, "max_length": 160,
+        "max_total_tokens": 164 if model.kind == "gemma3" else 184,
+    }  # fmt: skip
+    return usual | options
+
+
+def check_drafts(model: Pictured, plain: Driven, own: Driven, *, is_exact: bool, least: int) -> None:
+    """Compare the answers of an engine that drafts, to requests side by side, with those of one without, one by one.
+
+    Args:
+        model: of both.
+        plain: gets each request alone.
+        own: has room for some of the requests, so that prompts are computed beside drafts; those of text have the rows
+            of images, and the other way around. Some lose their memory.
+        is_exact: whether answers must be the same bits.
+        least: drafts that must be accepted.
+    """
+    shown = pictures(5, seed=21)
+    asked = {f"{index}": conversation(model, shown[index:5:2]) for index in range(5)}
+    asked |= {"text": ([40, 41, 42, *[20, 21, 22] * 3], []), "all": conversation(model, shown)}
+    image = model.image(shown[0])
+    tokens = model.tokens(image)[:-1]
+    asked["seen"] = [*range(50, 54 + (1 - len(tokens)) % 4), *tokens], [image]  # whole pages but for its last token
+    sampling = [replace(FEW, temperature=0.5 * (seed % 2), seed=seed) for seed in range(len(asked))]
+    submits = [submit(name, *one, sampling=each) for (name, one), each in zip(asked.items(), sampling, strict=True)]
+    expected = {one.request_id: plain.answers([one])[one.request_id] for one in submits}
+    for found in (own.answers(submits), own.answers(submits[-1:])):  # the last step of the second prompt has drafts
+        for name, deltas in found.items():
+            assert same(deltas, expected[name])
+            assert bits(deltas) == bits(expected[name]) or not is_exact
+    counters = own.engine.counters()
+    assert counters.num_preempted > 0 or model.kind == "gemma3"  # its layers with windows give memory back
+    assert counters.speculation is not None
+    assert counters.speculation.num_drafted > counters.speculation.num_accepted >= least
 
 
 def drawn(deltas: Sequence[Delta]) -> list[int]:

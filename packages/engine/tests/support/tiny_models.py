@@ -81,24 +81,29 @@ def model_folder(architecture: str, *, seed: int = 0, noise: float = 0.0, has_mt
         values |= {"num_nextn_predict_layers": 1, "num_mtp_layers": None}
         tensors = load_file(folder / "model.safetensors") | _mtp_layer(architecture)
         save_file(tensors, folder / "model.safetensors")
-    _change_config(folder, folder, values)
+    (folder / "config.json").write_text(json.dumps(_config_of(folder) | values))
     return folder
 
 
 @cache
 def head_folder(architecture: str, *, seed: int = 0) -> Path:
     """Write an EAGLE-3 head with random weights for the model, which drafts a part of its vocabulary."""
-    torch.manual_seed(100 + seed)
-    ids = torch.randperm(VOCAB_SIZE)[:DRAFT_VOCAB_SIZE].sort().values
+    return random_head(_config_of(model_folder(architecture)), seed=100 + seed)
+
+
+def random_head(config: dict[str, Any], *, seed: int) -> Path:
+    """Write an EAGLE-3 head with random weights for a model with this configuration."""
+    torch.manual_seed(seed)
+    size, ids = config["hidden_size"], torch.randperm(config["vocab_size"])[:DRAFT_VOCAB_SIZE].sort().values
     tensors = {
-        "fc.weight": torch.randn(SIZE, 3 * SIZE) * 0.2,
-        "midlayer.hidden_norm.weight": 1 + torch.randn(SIZE) * 0.2,
-        "norm.weight": 1 + torch.randn(SIZE) * 0.2,
-        "lm_head.weight": torch.randn(DRAFT_VOCAB_SIZE, SIZE),
+        "fc.weight": torch.randn(size, 3 * size) * 0.2,
+        "midlayer.hidden_norm.weight": 1 + torch.randn(size) * 0.2,
+        "norm.weight": 1 + torch.randn(size) * 0.2,
+        "lm_head.weight": torch.randn(DRAFT_VOCAB_SIZE, size),
         "d2t": ids - torch.arange(DRAFT_VOCAB_SIZE),
-        **_layer("midlayer", 2 * SIZE),
+        **_layer("midlayer", 2 * size, size=size),
     }
-    return _head(model_folder(architecture), tensors)
+    return _head(config, tensors)
 
 
 def following(token: int) -> int:
@@ -159,11 +164,11 @@ def cyclic_folders() -> tuple[Path, Path]:
         "norm.weight": torch.ones(size),
         "lm_head.weight": 20.0 * flawed,
     }
-    return folder, _head(folder, tensors, draft_vocab_size=size, norm_before_residual=True)
+    return folder, _head(_config_of(folder), tensors, draft_vocab_size=size, norm_before_residual=True)
 
 
 def _head(
-    target: Path,
+    config: dict[str, Any],
     tensors: dict[str, Tensor],
     *,
     draft_vocab_size: int = DRAFT_VOCAB_SIZE,
@@ -172,6 +177,7 @@ def _head(
     folder = scratch_folder()
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
     values = {
+        **config,
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "num_hidden_layers": 1,
@@ -186,21 +192,21 @@ def _head(
         "query_pre_attn_scalar": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }
-    _change_config(target, folder, values)
+    (folder / "config.json").write_text(json.dumps(values))
     return folder
 
 
-def _layer(prefix: str, width: int, *, has_biases: bool = False) -> dict[str, Tensor]:
-    """Return the tensors of a decoder layer whose attention reads `width` numbers."""
+def _layer(prefix: str, width: int, *, size: int = SIZE, has_biases: bool = False) -> dict[str, Tensor]:
+    """Return the tensors of a decoder layer of `size` whose attention reads `width` numbers."""
     queries, keys = HEAD_DIM * NUM_HEADS, HEAD_DIM * NUM_KV_HEADS
     shapes = {
         "self_attn.q_proj": (queries, width), "self_attn.k_proj": (keys, width), "self_attn.v_proj": (keys, width),
-        "self_attn.o_proj": (SIZE, queries), "mlp.gate_proj": (WIDTH, SIZE), "mlp.up_proj": (WIDTH, SIZE),
-        "mlp.down_proj": (SIZE, WIDTH),
+        "self_attn.o_proj": (size, queries), "mlp.gate_proj": (WIDTH, size), "mlp.up_proj": (WIDTH, size),
+        "mlp.down_proj": (size, WIDTH),
     }  # fmt: skip
     tensors = {f"{prefix}.{name}.weight": torch.randn(shape) * 0.2 for name, shape in shapes.items()}
     for name in ("input_layernorm", "post_attention_layernorm"):
-        tensors[f"{prefix}.{name}.weight"] = 1 + torch.randn(SIZE) * 0.2
+        tensors[f"{prefix}.{name}.weight"] = 1 + torch.randn(size) * 0.2
     if has_biases:
         for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
             tensors[f"{prefix}.self_attn.{name}.bias"] = torch.randn(rows) * 0.2
@@ -251,6 +257,5 @@ def _latents(prefix: str) -> dict[str, Tensor]:
     }
 
 
-def _change_config(source: Path, folder: Path, values: dict[str, Any]) -> None:
-    config = json.loads((source / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **values}))
+def _config_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())

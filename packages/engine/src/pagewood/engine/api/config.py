@@ -599,7 +599,6 @@ class EngineConfig:
             "model_impl is transformers": self.model_impl == "transformers",
             "several ranks compute the model": self.tensor_parallel_size > 1,
             "the model is cut into stages": self.pipeline_parallel_size > 1,
-            "drafts are on (speculative)": self.speculative != "off",
             "decisions are logged (decision_log)": self.decision_log is not None,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)

@@ -40,7 +40,7 @@ def warm_up(
         memory: the layout of the KV memory, or the elements of a head; with a layout, `int8` follows from it.
         head_dims: elements of heads of both, where layers have several sizes.
         sees_later: whether tokens see later ones, as in encoders.
-        sees_images: whether tokens of an image see all of it.
+        sees_images: whether tokens of an image see all of it, in `memory`.
         drafter: the same as `memory`, of the draft model or the head that drafts; None: there is neither.
         int8: whether the KV memory is int8 with scales, or float32.
         packed: forms of weights other than float32, see `CPUOps.variants`.
@@ -48,14 +48,16 @@ def warm_up(
         host: kernels that only some models need on the host, before a step.
         progress: called with what is being loaded or compiled.
     """
-    units, memories = [*COMMON], [memory] if drafter is None else [memory, drafter]
-    for one in memories:
+    units = [*COMMON]
+    for one, sees_all in ((memory, sees_images), (drafter, False)):
+        if one is None:
+            continue
         is_int8 = int8 if isinstance(one, int) else one.dtype == "int8"
         if isinstance(one, LatentLayout):
             units.append(latents_unit(one.latent_dim + one.rope_dim, one.latent_dim, int8=is_int8))
             continue
         dims = head_dims or (one if isinstance(one, int) else one.head_dim,)
-        units += [heads_unit(dim, int8=is_int8, sees_later=sees_later, sees_images=sees_images) for dim in sorted(dims)]
+        units += [heads_unit(dim, int8=is_int8, sees_later=sees_later, sees_images=sees_all) for dim in sorted(dims)]
     units += [packed_unit(*one) for one in sorted(packed)]
     units += others
     if drafter is not None:

@@ -281,7 +281,7 @@ class CPURunner:
             watch: gets what each step has computed, if the model is divided among ranks.
             adapters: of the model's projections; None: there are none.
             states: memory of recurrent layers; None: there are none.
-            images: what the model sees of images; None: it takes none. Then nothing drafts, and it is whole.
+            images: what the model, which is whole, sees of images; None: it takes none.
         """
         self._adapters = adapters
         self._images = images

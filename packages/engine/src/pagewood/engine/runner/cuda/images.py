@@ -43,11 +43,12 @@ class StepImages:
     is_shown: bool = False
     """Whether the step has tokens that a graph cannot compute."""
     places: Int32 = field(default_factory=_nothing)
-    """[3T], the three components of the position of each token; [0]: the step has no such tokens, or the model none."""
+    """[3T], how far the three components of each token's position are behind that position, which only the device may
+    know; [0]: the step has no such tokens, or the model none."""
     tokens: Int32 = field(default_factory=_nothing)
     """[2K] int64 viewed as int32, ascending, the tokens of images."""
     last_seen: Int32 = field(default_factory=_nothing)
-    """[T], the last position that each token sees; [0]: its own."""
+    """[T], how far behind a token is the last position that it sees; [0]: no token sees others behind it."""
     features: Sequence[Float32] = ()
     """`[n, W]` each, the rows of all K tokens."""
 
@@ -91,14 +92,19 @@ class ShownImages:
             first = (1 + level) * x.shape[1]
             x.index_add_(0, self._tokens, self._features[:, first : first + x.shape[1]])
 
-    def rotation(self, table: Tensor) -> tuple[Tensor, Tensor] | None:
+    def rotation(self, table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the rotation of each token, as `CUDAOps` takes it, by a table of places; None: as of other tokens."""
         if self._components is None or not len(self._places):
             return None
-        by_component = table.index_select(0, self._places).view(3, -1, table.shape[1])
+        places = self._places.view(3, -1) + positions
+        by_component = table.index_select(0, places.flatten()).view(3, -1, table.shape[1])
         num_tokens = by_component.shape[1]
         own = by_component.gather(0, self._components.expand(1, num_tokens, -1))[0]
         return torch.arange(num_tokens, dtype=torch.int32, device=table.device), own
+
+    def last_seen(self, positions: Tensor) -> Tensor | None:
+        """Return the last position that each token at `positions` `[T]` sees; None: no token sees others behind it."""
+        return positions + self._seen if len(self._seen) else None
 
     def masks(self, host: StepArrays[Tensor], step: StepArrays[Tensor], windows: Sequence[int]) -> Masks | None:
         """Return masks by which each token sees all of its image; None: no token sees others behind it.
@@ -108,7 +114,8 @@ class ShownImages:
             step: the same on the device.
             windows: see `packed_masks`.
         """
-        if not len(self._seen):
+        last_seen = self.last_seen(step.positions)
+        if last_seen is None:
             return None
         counts = np.diff(host.qo_indptr.numpy())
         shape = MaskShape.of(counts, host.kv_lens.numpy())
@@ -117,7 +124,7 @@ class ShownImages:
         offsets[1:] = torch.cumsum((sizes + 7) // 8, 0)
         return packed_masks(
             step.positions, step.qo_indptr, step.kv_lens, offsets, windows, num_bytes=int(shape.offsets[-1]),
-            rows_per_byte=shape.rows_per_byte, last_seen=self._seen,
+            rows_per_byte=shape.rows_per_byte, last_seen=last_seen,
         )  # fmt: skip
 
 
@@ -156,9 +163,7 @@ class CUDAImages:
         if not self._rows.are_shown(batch.rows, batch.starts):
             return StepImages(shifts=shifts) if shifts else None
         firsts = offsets_of(batch.counts)
-        grants = np.repeat(np.arange(len(batch.rows)), batch.counts)
-        positions = np.arange(batch.num_tokens, dtype=np.int32) + (batch.starts - firsts[:-1])[grants]
-        places, last_seen = np.tile(positions, (3, 1)), positions.copy()
+        places, last_seen = np.zeros((3, batch.num_tokens), np.int32), np.zeros(batch.num_tokens, np.int32)
         tokens, features = list[Int32](), list[Float32]()
         spans = zip(batch.rows.tolist(), firsts.tolist(), batch.starts.tolist(), batch.counts.tolist(), strict=False)
         for row, token, start, count in spans:
@@ -166,11 +171,12 @@ class CUDAImages:
             if own is None:
                 continue
             if self._components is not None:
-                places[:, token : token + count] = own.components(start, count)
+                positions = np.arange(start, start + count, dtype=np.int32)
+                places[:, token : token + count] = own.components(start, count) - positions
             for behind, rows, end in own.shown(start, count):
                 first = token + behind
                 tokens.append(np.arange(first, first + len(rows), dtype=np.int32))
-                last_seen[first : first + len(rows)] = end - 1
+                last_seen[first : first + len(rows)] = end - 1 - start - behind - np.arange(len(rows))
                 features.append(rows)
         return StepImages(
             shifts=shifts,

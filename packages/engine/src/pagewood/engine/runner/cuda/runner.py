@@ -288,7 +288,7 @@ class CUDARunner:
             adapters: of the model's projections; None: there are none.
             states: the memory of the states of recurrent layers; the runner uses the last place itself. None: no layer
                 is recurrent.
-            images: of the rows, for a whole model without a drafter; None: it takes none.
+            images: of the rows, for a whole model; None: it takes none.
             progress: gets a report of every graph.
 
         Raises:
@@ -720,8 +720,9 @@ class CUDARunner:
     ) -> tuple[Callable[[Int32 | None], Expected], ToldDrafts | None]:
         """Queue a step that computes from the exact end of its rows, and verifies its own drafts."""
         shape = None
+        images = None if self._images is None else self._images.of_step(batch)
         is_even = len(batch.sampled) == len(batch.rows) and (batch.counts == batch.num_promised).all()
-        if is_even and not has_rows(batch):
+        if is_even and not has_rows(batch) and not (images is not None and images.is_shown):
             shape = self._verify_graphs.shape_for(len(batch.rows), int(batch.counts.max()))
         if shape is None:
             num_empty = self._attention.num_empty_grants(batch.num_tokens, len(batch.rows))
@@ -730,9 +731,11 @@ class CUDARunner:
         verify = verify_step(batch, self._tables, is_inexact=is_inexact, graph=shape, num_empty=num_empty)
         verify = verify if self._held is None else self._held.limited(batch, verify)
         part = None if self._division is None else self._part(batch, self._division)
-        pinned, on_device = slot.upload(verify.arrays.words() | (part.words() if part else {}))
+        more = part or images
+        pinned, on_device = slot.upload(verify.arrays.words() | (more.words() if more else {}))
         host, step = VerifyArrays.of_words(pinned), VerifyArrays.of_words(on_device)
         self._apply_updates(step)
+        shown = self._shown(images, on_device)
         where = exact_places(step, self._lengths, self._tables.tokens_per_row)
         own_host, own, own_verify, own_where = host, step, verify, where
         if part is not None:
@@ -755,6 +758,7 @@ class CUDARunner:
         masks = packed_masks(
             own_where.positions, own.qo_indptr, own.kv_lens, own.mask_offsets, self._mask_windows,
             num_bytes=num_mask_bytes(own_verify), rows_per_byte=own_verify.mask.rows_per_byte,
+            last_seen=None if shown is None else shown.last_seen(where.positions),
         )  # fmt: skip
         arrays, sources = _host_arrays(own_host, is_decode=False), own_where.sources
         if part is not None:
@@ -770,7 +774,7 @@ class CUDARunner:
             gathered = on_device.get("gathered")  # None without a division
             with self._inner.keeping(batch, sources) as chosen:
                 states = self._last_states(
-                    sources, own_where.positions, planned, wanted, rows, gathered, recurrence=recurrence
+                    sources, own_where.positions, planned, wanted, rows, gathered, recurrence=recurrence, images=shown
                 )
             if not self._is_last:
                 return self._drawn_elsewhere(batch, self._witnessed(rows_of, where.sources)), told
@@ -1154,7 +1158,7 @@ class CUDARunner:
             own = sources if division is None else division.own(sources)
             rows = torch.div(own, self._tables.tokens_per_row, rounding_mode="floor")
             places = positions + self._shifts.index_select(0, rows)
-        rotations = [(images and images.rotation(table)) or (places, table) for table in self._rotations]
+        rotations = [(images and images.rotation(table, positions)) or (places, table) for table in self._rotations]
         parts = {"division": division, "recurrence": recurrence, "visual": images}
         more: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
         last, states = self._model.states(

@@ -12,6 +12,8 @@ Legend: S grants with drafts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,11 +25,10 @@ from pagewood.engine.runner.cpu.compiled.drafting.chains import Entry, Tally, la
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts, DrafterParts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
-from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, attention_over
-from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass
+from pagewood.engine.runner.cpu.program.attention import attention_over
+from pagewood.engine.runner.cpu.program.division import RequestDivision, add_pass
 from pagewood.engine.runner.cpu.program.draws import draw, independent
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 from pagewood.engine.runner.storage import AnyStorage
 from pagewood.kvpool.memory import PageMemory
@@ -40,13 +41,14 @@ class DraftModel:
 
     __slots__ = (
         "_attention", "_division", "_entries", "_held", "_indices", "_last", "_max_rebuilt", "_model", "_num_entries",
-        "_rotations", "_rows", "_slots", "_tally", "_target", "captures", "has_rest", "max_tokens",
+        "_rotations", "_rows", "_slots", "_tally", "captures", "has_rest", "max_tokens",
     )  # fmt: skip
+
+    captured = ()
 
     def __init__(
         self,
         model: Decoder[Buffer],
-        target: Decoder[Buffer],
         storage: AnyStorage,
         tags: PageMemory,
         rows: RowTables,
@@ -57,11 +59,10 @@ class DraftModel:
         uses_rejection: bool = False,
         division: RequestDivision | None = None,
     ) -> None:
-        """Draft for `target`.
+        """Draft with `model`.
 
         Args:
-            model: to draft with; its vocabulary is the target's.
-            target: of the runner.
+            model: its vocabulary is the target's.
             storage: the KV memory of `model`, with the page ids of the target's.
             tags: of its slots, in the layout `tag_layout`.
             rows: of the runner.
@@ -74,7 +75,6 @@ class DraftModel:
         """
         self._division = division
         self._model = model
-        self._target = target  # written by: exchange
         self._rows = rows
         self._attention = attention_over(storage, [layer.mixer for layer in model.config.layers])
         self._rotations = Rotations(model.ropes, num_rows=len(rows.lengths))
@@ -139,24 +139,11 @@ class DraftModel:
         return self._held
 
     def exchange(self, parts: DrafterParts) -> DrafterParts:
-        """Draft for another target with the same weights as before; see `ProgramDrafter`."""
-        before = DrafterParts(target=self._target, model=self._model, root=self._slots.root)
-        self._target = parts.target
-        return before
+        """Draft with the same weights as before; see `ProgramDrafter`."""
+        return parts
 
-    def record_target(
-        self,
-        tape: Tape,
-        verify: Pass,
-        attention: AnyCPUAttention,
-        recurrence: CPURecurrence | None,
-        divided: DividedPass | None,
-    ) -> Buffer:
-        """Write the instructions of the target; see `ProgramDrafter`."""
-        own = verify if divided is None else divided.part
-        return self._target.states(
-            verify.tokens, own.rotated(), attention, own.kept, recurrence=recurrence, division=divided
-        )[0]
+    def record_target(self, tape: Tape, verify: Pass, hidden: Sequence[Buffer]) -> None:
+        """Do nothing: a draft model reads tokens only."""
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
         """Do nothing: a draft model needs nothing from the target."""

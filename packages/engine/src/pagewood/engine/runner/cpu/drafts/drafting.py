@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -14,10 +14,7 @@ from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.models.decoder import Decoder
 from pagewood.engine.models.head import Head
 from pagewood.engine.runner.cpu.compiled.layout import Outcome
-from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention
-from pagewood.engine.runner.cpu.program.division import DividedPass
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass
-from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 
 T = TypeVar("T")
@@ -71,7 +68,6 @@ class DraftCounts(NamedTuple):
 class DrafterParts:
     """What a drafter drafts with that changes with the weights of its target."""
 
-    target: Decoder[Buffer]
     model: Decoder[Buffer] | Head[Buffer]
     root: int
     """Stands for the weights on which the KV of the drafter depends, see `ValidSlots`."""
@@ -125,22 +121,18 @@ class ProgramDrafter(Protocol):
         """
         ...
 
-    def record_target(
-        self,
-        tape: Tape,
-        verify: Pass,
-        attention: AnyCPUAttention,
-        recurrence: CPURecurrence | None,
-        divided: DividedPass | None,
-    ) -> Buffer:
-        """Write the instructions of the target, and return its states `[K, E]`.
+    @property
+    def captured(self) -> Sequence[int]:
+        """Numbers of the target's hidden states that it reads, see `Decoder.states`."""
+        ...
+
+    def record_target(self, tape: Tape, verify: Pass, hidden: Sequence[Buffer]) -> None:
+        """Write instructions that run behind the target's.
 
         Args:
             tape: to write to.
-            verify: pass of the target.
-            attention: of its layers.
-            recurrence: of its recurrent layers; None: there are none.
-            divided: the same pass divided among ranks; None: this rank has all rows.
+            verify: pass of the target, or this rank's part of it.
+            hidden: `[T, E]` each, the states of `captured`.
         """
         ...
 

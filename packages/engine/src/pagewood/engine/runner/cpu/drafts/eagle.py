@@ -32,11 +32,10 @@ from pagewood.engine.runner.cpu.compiled.drafting.chains import (
 from pagewood.engine.runner.cpu.compiled.layout import Column, Outcome
 from pagewood.engine.runner.cpu.drafts.drafting import DraftCounts, DrafterParts
 from pagewood.engine.runner.cpu.drafts.valid_slots import ValidSlots
-from pagewood.engine.runner.cpu.program.attention import AnyCPUAttention, attention_over
+from pagewood.engine.runner.cpu.program.attention import attention_over
 from pagewood.engine.runner.cpu.program.division import DividedPass, RequestDivision, add_pass
 from pagewood.engine.runner.cpu.program.draws import draw, independent
 from pagewood.engine.runner.cpu.program.passes import Accepted, Grants, HeldLogits, Pass, Rotations, RowTables
-from pagewood.engine.runner.cpu.program.recurrence import CPURecurrence
 from pagewood.engine.runner.cpu.program.tape import Buffer, Tape
 from pagewood.engine.runner.storage import AnyStorage
 from pagewood.kvpool.memory import PageMemory
@@ -67,7 +66,7 @@ class EagleDrafter:
     __slots__ = (
         "_attention", "_catch_up", "_depth", "_division", "_entries", "_extension", "_firsts", "_has_state", "_head",
         "_held", "_hidden", "_indices", "_late", "_missing", "_num_entries", "_num_idle", "_num_late", "_rotations",
-        "_rows", "_sleeps", "_slots", "_stashes", "_states", "_tally", "_target", "_token_map",
+        "_rows", "_sleeps", "_slots", "_stashes", "_states", "_tally", "_token_map",
         "captures", "has_rest", "max_tokens",
     )  # fmt: skip
 
@@ -101,7 +100,6 @@ class EagleDrafter:
         self._division = division
         layer, num_rows = head.config.layer, len(rows.lengths)
         self._head = head  # written by: exchange
-        self._target = target  # written by: exchange
         self._rows = rows
         self._attention = attention_over(storage, [one.mixer for one in layer.layers])
         self._rotations = Rotations(head.ropes, num_rows=num_rows)
@@ -225,31 +223,23 @@ class EagleDrafter:
     def exchange(self, parts: DrafterParts) -> DrafterParts:
         """Read the states of another target, whose requests get slots of their own; see `ProgramDrafter`."""
         assert isinstance(parts.model, Head)
-        before = DrafterParts(target=self._target, model=self._head, root=self._slots.root)
-        self._target, self._head, self._slots.root = parts.target, parts.model, parts.root
+        before = DrafterParts(model=self._head, root=self._slots.root)
+        self._head, self._slots.root = parts.model, parts.root
         return before
 
-    def record_target(
-        self,
-        tape: Tape,
-        verify: Pass,
-        attention: AnyCPUAttention,
-        recurrence: CPURecurrence | None,
-        divided: DividedPass | None,
-    ) -> Buffer:
-        """Write the instructions of the target, which keep the hidden states that the head reads."""
-        own = verify if divided is None else divided.part
-        kept, self._hidden = self._target.states(
-            verify.tokens, own.rotated(), attention, own.kept, recurrence=recurrence,
-            captured=self._head.config.captured, division=divided,
-        )  # fmt: skip
-        scope = own.scope
+    @property
+    def captured(self) -> Sequence[int]:
+        """See `ProgramDrafter`."""
+        return self._head.config.captured
+
+    def record_target(self, tape: Tape, verify: Pass, hidden: Sequence[Buffer]) -> None:
+        """Write instructions that keep the hidden states that the head reads."""
+        self._hidden, scope = hidden, verify.scope
         for state, stash in zip(self._hidden, self._stashes, strict=True):
             tape.write(
                 passes.stash, scope.sampled, scope=scope, x=state, x_size=state.size, column=0, size=state.size,
                 stash=stash, depth=self._depth,
             )  # fmt: skip
-        return kept
 
     def record_rest(self, tape: Tape, verify: Pass, accepted: Accepted) -> None:
         """Write the pass of the head over all positions of the step; see `ProgramDrafter`."""

@@ -137,7 +137,7 @@ class LoadedDrafter:
     @property
     def parts(self) -> DrafterParts:
         """What changes with the weights of the target."""
-        return DrafterParts(target=self.target, model=self.model, root=self.root)
+        return DrafterParts(model=self.model, root=self.root)
 
     @property
     def memory(self) -> DrafterMemory:
@@ -159,7 +159,7 @@ class LoadedDrafter:
             model, target = self.model, self.target
             if isinstance(model, Decoder):
                 return DraftModel(
-                    model, target, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root,
+                    model, memory.drafter, memory.tags, rows, max_tokens=max_tokens, root=self.root,
                     uses_rejection=uses_rejection, division=division,
                 )  # fmt: skip
             return EagleDrafter(

@@ -16,7 +16,7 @@ from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.overlay import overlay
 from pagewood.engine.runner.cpu.program.passes import Grants, Rotations
-from pagewood.engine.runner.cpu.program.tape import Buffer, floats_at
+from pagewood.engine.runner.cpu.program.tape import Buffer, floats_at, integers_at
 from pagewood.engine.runner.row_images import ImagesOfRows
 
 Int64 = NDArray[np.int64]
@@ -75,7 +75,7 @@ class CPUImages:
                 features[places] = rows.ctypes.data + rows.strides[0] * np.arange(len(rows))
                 kept.append(rows)
                 if self._own.see_each_other:
-                    ends = _ends(grants) if ends is None else ends
+                    ends = _ends(scope, grants) if ends is None else ends
                     ends[places] = end
             token += count
         if kept:
@@ -95,8 +95,8 @@ class CPUImages:
             floats_at(scope[column], tokens.stop * half).reshape(-1, half)[tokens] = table
 
 
-def _ends(grants: Grants) -> Int32:
-    """Return for each token of a step the end of the positions that it sees, which is behind its own."""
+def _ends(scope: Int64, grants: Grants) -> Int32:
+    """Return for each token of a step that is laid out the end of the positions that it sees, behind its own."""
     nums = grants.counts
-    shift = grants.starts - (np.cumsum(nums) - nums)
+    shift = integers_at(scope[Column.STARTS], len(nums)) - (np.cumsum(nums) - nums)
     return (np.arange(1, int(nums.sum()) + 1) + np.repeat(shift, nums)).astype(np.int32)

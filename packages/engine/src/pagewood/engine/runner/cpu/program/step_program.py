@@ -159,13 +159,12 @@ class StepWriter:
         if not self.model.stage.is_last:
             return self._written_for_stage(tape, one, sizes, drafter, first)
         num_before = len(choices_on(tape))
+        states, hidden = self.model.states(
+            one.tokens, own.rotated(), self.attention, own.kept, recurrence=self.recurrence,
+            captured=() if drafter is None else drafter.captured, division=divided, visual=self.images,
+        )  # fmt: skip
         if drafter is not None:
-            states = drafter.record_target(tape, one, self.attention, self.recurrence, divided)
-        else:
-            states = self.model.states(
-                one.tokens, own.rotated(), self.attention, own.kept, recurrence=self.recurrence, division=divided,
-                visual=self.images,
-            )[0]  # fmt: skip
+            drafter.record_target(tape, own, hidden)
         choices = None
         if self.keeps_inner:
             choices = Choices.written(self.model, one.tokens, choices_on(tape)[num_before:])
