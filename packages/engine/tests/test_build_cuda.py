@@ -72,7 +72,9 @@ def test_a_conversation_equals_that_on_the_cpu(batch_invariant: bool) -> None:
     assert device.num_replayed > 0
 
 
-@pytest.mark.parametrize("speculative", ["off", "draft", "eagle"])
+@pytest.mark.parametrize(
+    "speculative", ["eagle", *(pytest.param(one, marks=pytest.mark.slow) for one in ("off", "draft"))]
+)
 def test_a_closed_engine_gives_its_memory_back_at_once(speculative: str) -> None:
     """Without the garbage collector: another engine may be built right after it, and takes most of the free memory."""
     more = {"speculative_model": str(model_folder(None))} if speculative == "draft" else {}
@@ -143,7 +145,10 @@ def talk(prompts: Sequence[np.ndarray], **options: Any) -> tuple[list[list[int]]
     return [tokens_of(answer) for answer in answers], sum(answer[-1].num_accepted_tokens for answer in answers)
 
 
-@pytest.mark.parametrize("speculative", ["ngram", "draft", "auto", "eagle", "mtp", "experts"])
+@pytest.mark.parametrize(
+    "speculative",
+    ["ngram", "draft", "mtp", *(pytest.param(one, marks=pytest.mark.slow) for one in ("auto", "eagle", "experts"))],
+)
 @pytest.mark.parametrize("control", ["adaptive", "fixed"])
 def test_drafts_do_not_change_a_conversation(speculative: str, control: str) -> None:
     model: dict[str, Any] = {}

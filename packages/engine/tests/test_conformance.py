@@ -216,7 +216,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("page_size", [4, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 16))])
 def test_the_cpu_runner_conforms(page_size: int, folder: Path) -> None:
     model, kernel = load_model(folder, CPUOps()), warm_up(16)
 

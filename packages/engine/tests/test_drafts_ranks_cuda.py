@@ -304,6 +304,7 @@ def test_drafts_of_processes_with_grammars_and_several_steps(monkeypatch: pytest
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 def test_a_rank_that_drafts_with_another_seed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     use_stand_ins(monkeypatch, fault="other seed")
     options: dict[str, Any] = {

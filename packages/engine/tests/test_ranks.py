@@ -109,7 +109,11 @@ def test_a_profile_has_all_ranks(ranks: LLM) -> None:
         pytest.param({"speculative": "draft"}, id="draft", marks=pytest.mark.slow),
         pytest.param({"speculative": "eagle"}, id="eagle", marks=pytest.mark.slow),
         pytest.param({"weights": "int8", "activations": "float32"}, id="int8", marks=pytest.mark.slow),
-        pytest.param({"kv_cache_dtype": "int8", "overlap": False, "chunked_prefill_size": 7}, id="int8 KV, no overlap"),
+        pytest.param(
+            {"kv_cache_dtype": "int8", "overlap": False, "chunked_prefill_size": 7},
+            id="int8 KV, no overlap",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"max_total_tokens": 256, "host_cache_gb": 0.01, "max_length": 120}, id="host cache", marks=pytest.mark.slow
         ),

@@ -198,6 +198,7 @@ def test_a_model_that_cannot_be_divided_is_refused_before_a_process_is_started(
         LLM(device="cuda", tensor_parallel_size=3)
 
 
+@pytest.mark.slow
 def test_what_a_rank_refuses_at_start_is_the_error(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 has less memory than rank 0 here."""
     monkeypatch.setattr(cuda_rank, "Group", partial(Group, spawn=partial(spawn, free_bytes=1 << 20)))

@@ -181,11 +181,12 @@ def test_a_lost_stage_ends_the_group_with_a_typed_error(number: signal.Signals, 
     assert not is_alive(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
         ("skips", "rank 1 .*(another batch|other hidden states|does not take part|not computed step)"),
-        pytest.param("old tables", "rank 1 has other tables of rows than rank 0 after step 16", marks=pytest.mark.slow),
+        ("old tables", "rank 1 has other tables of rows than rank 0 after step 16"),
     ],
 )
 def test_a_stage_that_follows_wrongly_ends_its_group(fault: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

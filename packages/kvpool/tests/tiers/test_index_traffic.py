@@ -488,7 +488,7 @@ def test_under_faults_no_page_is_lost_or_wrong_or_owned_twice(seed: int, make_ca
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[] if seed < 8 else [pytest.mark.slow]) for seed in range(60)]
+    "seed", [pytest.param(seed, marks=[] if seed < 4 else [pytest.mark.slow]) for seed in range(60)]
 )
 def test_indices_beside_each_other(seed: int, tmp_path: Path) -> None:
     Traffic(seed, tmp_path, PlainCache, has_faults=seed % 4 > 0, num_indices=2 + seed % 3).walk(400)
