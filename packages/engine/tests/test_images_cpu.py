@@ -168,7 +168,7 @@ def test_what_was_preempted_goes_on_with_its_images(one_model: Pictured) -> None
     ],
 )
 def test_drafts_change_no_bit(model: Pictured, driven: Driven, kind: str, options: dict[str, Any]) -> None:
-    """Of requests behind their images, beside prompts with images, after they have lost their memory too."""
+    """Requests draft behind their images, while others show theirs, and again after they have lost their memory."""
     own = Driven(model, **drafting(model, kind, **options))
     try:
         check_drafts(model, driven, own, is_exact=True, least=0 if kind == "eagle" else 40)

@@ -137,7 +137,7 @@ def test_an_image_is_found_by_its_pixels(model: Pictured, driven: DrivenOnDevice
     ],
 )
 def test_drafts_change_nothing(model: Pictured, driven: DrivenOnDevice, kind: str, options: dict[str, Any]) -> None:
-    """Of requests behind their images, beside prompts with images, after they have lost their memory too."""
+    """Requests draft behind their images, while others show theirs, and again after they have lost their memory."""
     own = DrivenOnDevice(model, **drafting(model, kind, **options))
     try:
         check_drafts(model, driven, own, is_exact=False, least=40 if kind == "ngram" else 0)
@@ -231,7 +231,7 @@ FAULTS: dict[str, tuple[str, Edit]] = {
     "a step of one token by a graph": (
         "qwen3", (CUDARunner, "_queue_plain", "images is not None and images.is_shown", "False"),
     ),
-    "no masks": ("gemma3", (ShownImages, "masks", "if not len(self._seen)", "if True")),
+    "no masks": ("gemma3", (ShownImages, "masks", "if last_seen is None", "if True")),
     "masks by which one token less is seen": ("gemma3", (CUDAImages, "of_step", "= end - 1", "= end - 2")),
     "chunks that cut images": ("gemma3", (PromptImages, "whole", "if not self.see_each_other", "if True")),
     "rows for the layer before": ("qwen3", (ShownImages, "add", "(1 + level)", "level")),

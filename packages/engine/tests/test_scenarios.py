@@ -448,9 +448,7 @@ FAULTS: dict[str, list[Edit]] = {
             "pass",
         )
     ],
-    "whole prompt from cache": [
-        (Request, "reusable_tokens", "self.tokens[: self.num_known - 1]", "self.tokens[: self.num_known]")
-    ],
+    "whole prompt from cache": [(Request, "reusable_tokens", "num = self.num_known - 1", "num = self.num_known")],
     "page rounded down": [(kv.KVSpace, "grow", "-(-num_tokens // self.page_size)", "(num_tokens // self.page_size)")],
     "pages not announced": [(batch_builder.BatchBuilder, "build", "-(-start // page_size)", "start // page_size + 1")],
     "aliased batch": [

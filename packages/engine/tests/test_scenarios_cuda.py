@@ -153,8 +153,8 @@ FAULTS = {
 FAULTS_OF_DRAFTS = {
     "start not lowered": (verify, "exact_places", "torch.minimum(step.starts, known - 1)", "step.starts"),
     "start of an exact row lowered": (verify, "exact_places", "step.is_inexact > 0", "step.is_inexact >= 0"),
-    "later position seen": (masks, "packed_masks", "shift + seen + 1", "shift + seen + 2"),
-    "own position hidden": (masks, "packed_masks", "shift + seen + 1", "shift + seen"),
+    "later position seen": (masks, "packed_masks", "index_select(0, tokens) + 1", "index_select(0, tokens) + 2"),
+    "own position hidden": (masks, "packed_masks", "index_select(0, tokens) + 1", "index_select(0, tokens)"),
     "second token of a byte lost": (masks.MaskShape, "of", "(shortest + 6) // shortest + 1", "1"),
     "one draft too many": (verify, "count_accepted", "accepted + 1", "accepted + 2"),
     "draft that was not granted accepted": (verify, "count_accepted", "equal *= steps < num_drafted[:, None]", "pass"),
