@@ -96,6 +96,27 @@ def test_prefixes_of_adapters_come_back_from_host_and_disk(
         bench.engine.close()
 
 
+@pytest.mark.slow
+def test_one_engine_computes_prompts_of_adapters_for_another(
+    folder: Path, expected: Mapping[tuple[str | None, int], list[int]], tmp_path: Path
+) -> None:
+    """Through a shared store; the first token is that of the engine that computes prompts."""
+    shared: dict[str, Any] = {
+        "host_cache_gb": 0.02, "remote_cache": str(tmp_path), "remote_cache_gb": 0.05, "page_size": 4,
+    }  # fmt: skip
+    prefill, decode = Bench(folder, role="prefill", **shared), Bench(folder, role="decode", **shared)
+    for name in NAMES:
+        request_id = str(name)
+        for bench in (prefill, decode):
+            bench.ask(request_id, PROMPTS[1], name)
+            bench.run(request_id)
+        assert prefill.outputs[request_id] == expected[name, 1][:1]
+        assert decode.outputs[request_id] == expected[name, 1]
+        assert decode.ends[request_id].num_cached_tokens >= len(PROMPTS[1]) - 4
+    prefill.engine.close()
+    decode.engine.close()
+
+
 def test_events_name_adapters_and_the_names_of_their_pages_are_known_before(folder: Path) -> None:
     """A router makes the names of a prompt's pages from its tokens, the adapter and the version that runs."""
     bench = Bench(folder, page_size=4)
