@@ -217,7 +217,6 @@ def test_vectors_and_log_probabilities_depend_on_the_adapter(folder: Path) -> No
     ("fields", "error"),
     [
         ({"model_impl": "transformers"}, "max_adapters must be 0 with model_impl transformers"),
-        ({"decision_log": "x"}, "max_adapters must be 0 with decision_log"),
         ({"max_adapters": 0, "adapters": (("a", "x"),)}, "max_adapters must be >= 1 with adapters"),
         ({"adapters": (("a", "x"), ("a", "y"))}, "names of their own"),
         ({"max_adapter_rank": 0}, r"max_adapter_rank must be in \[1, 1024\], got 0"),

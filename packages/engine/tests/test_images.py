@@ -240,8 +240,8 @@ def test_ids_in_the_cache_distinguish_images_at_their_first_token() -> None:
     assert (one[2:10] != other[2:10]).all()
     assert (one[14:20] == other[14:20]).all()
     images = PromptImages(
-        spans=spans, features=(), marks=one, positions=np.empty((3, 0), np.int32), see_each_other=True, sources=(),
-        version=0,
+        spans=spans, features=(), digests=(b"one", b"same"), positions=np.empty((3, 0), np.int32), see_each_other=True,
+        sources=(), version=0,
     )  # fmt: skip
     tokens = np.arange(30, dtype=np.int32)
     whole = images.marked(tokens, 0)

@@ -15,17 +15,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from cuda_ranks import pages_are_on_a_device
-from pagewood.engine.api import Command, Delta, PauseRequest, ResumeRequest
+from pagewood.engine.api import Command, Delta, PauseRequest, ResumeRequest, Submit
+from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.cpu.weights import CPUPart
 from pagewood.engine.assembly.part_with_tower import PartWithTower
+from pagewood.engine.core.images import PromptImages
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.rest import Rest
+from pagewood.engine.decision_log.replay import replay
 from pagewood.engine.models.images.tower_weights import TowerWeights
 from pagewood.engine.models.stored.tensor_files import SafetensorsFiles
 from pagewood.engine.models.stored.updated_tensors import UpdatedTensors
@@ -283,3 +287,49 @@ def test_faults_are_found(fault: str | None, tmp_path: Path, monkeypatch: pytest
     seed_fault([FAULTS[fault]], monkeypatch)
     with pytest.raises(AssertionError):
         check_all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2.5"])
+def test_a_log_has_no_image_and_is_replayed(
+    device: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where requests lose their memory, share images and do not, and a tower changes while some run."""
+    old, new, path = pictured(kind), changed(kind), tmp_path / "log"
+    shown = pictures(5, seed=33)
+    options = {"max_total_tokens": 212 if kind == "gemma3" else 320, "schedule_conservativeness": 0.01}
+    with open_engine(device, old, decision_log=str(path), chunked_prefill_size=24, **options) as own:
+        asked = [submit(str(i), *conversation(old, shown[i : i + 1]), sampling=LONG) for i in range(5)]
+        asked += [submit("two", *conversation(old, shown[:2]), sampling=LONG)]
+        asked += [submit("other", *conversation(old, shown[1::-1]), sampling=LONG)]
+        wrong = submit("wrong", conversation(old, shown[:1])[0], [])
+        assert own.answers([*asked, wrong])["wrong"][-1].refusal is not None
+        known: dict[str, list[Delta]] = {}
+        own.inbox.put(replace_id(asked[0], "beside"))
+        pending = None
+        while "beside" not in known:
+            pending = step(own, known, pending)
+        pending = tell(own, UpdateWeights(request_id="update", folder=str(new.folder), version="a"), known, pending)
+        while known["beside"][-1].finish is None or pending is not None:
+            pending = step(own, known, pending)
+        assert {delta.weights for delta in known["beside"] if delta.tokens} <= {"", "a"}
+        own.answers([replace_id(one, f"{one.request_id} again") for one in asked])
+        num_preempted = own.engine.counters().num_preempted
+    assert num_preempted > 0
+    data = path.read_bytes()
+    assert asked[0].images[0].pixels[:64] not in data
+    for seed in [None, *FAULTS_OF_REPLAY[kind]]:
+        with monkeypatch.context() as patch:
+            if seed is not None:
+                seed_fault([seed], patch)
+            assert (replay(path, assemble=assemble).difference is None) == (seed is None), seed
+
+
+FAULTS_OF_REPLAY: dict[str, list[Edit]] = {
+    "gemma3": [(PromptImages, "whole", "not self.see_each_other", "True")],
+    "qwen2.5": [(PromptImages, "marked", "+ len(tokens)", "")],
+}
+
+
+def replace_id(one: Submit, name: str) -> Submit:
+    return msgspec.structs.replace(one, request_id=name)

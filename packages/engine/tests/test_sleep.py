@@ -299,15 +299,9 @@ def test_wrong_commands_name_the_argument(make: Callable[[], object], text: str)
 
 
 def test_what_cannot_sleep_is_refused_by_name(old: Path, tmp_path: Path) -> None:
-    refusal = ServedWeights(None).why_awake(sleep_at(1, "a"))
+    refusal = ServedWeights(None).refusal_to_sleep(sleep_at(1, "a"), bound=None)
     assert refusal is not None
     assert refusal.message.endswith("because its runner cannot do that")
-    with WeightBench(old, decision_log=str(tmp_path / "log")) as bench:
-        assert sleep(bench, 0) is None
-        assert wake(bench) is None
-        refusal = sleep(bench)
-        assert refusal is not None
-        assert "decision_log" in refusal.message
 
 
 def test_an_llm_says_that_it_sleeps() -> None:
@@ -359,7 +353,7 @@ def test_checks_find_what_differs(num_ranks: int, old: Path, new: Path, tmp_path
         assert bench.update(folder=str(old)) is None
         assert check("compare") == (first, "")
         if num_ranks == 1:
-            array = bench.engine._rest._weights._source._part._rank.loaded.memory.made[0]  # pyright: ignore
+            array = bench.engine._rest._weights.source._part._rank.loaded.memory.made[0]  # pyright: ignore
             array.reshape(-1)[0] += 1
             assert "memory of weights" in check("compare")[1]
 

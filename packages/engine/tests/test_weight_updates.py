@@ -382,10 +382,6 @@ def test_an_update_while_the_engine_is_paused(pair: Pair) -> None:
 
 
 def test_what_cannot_be_combined_is_refused_by_name(pair: Pair, tmp_path: Path) -> None:
-    with WeightBench(pair.old, decision_log=str(tmp_path / "log")) as bench:
-        refusal = bench.update(folder=str(pair.new))
-        assert refusal is not None
-        assert "decision_log" in refusal.message
     with WeightBench(pair.old, host_cache_gb=0.01) as bench:
         refusal = bench.update(folder=str(pair.new), old_kv="keep")
         assert refusal is not None

@@ -254,9 +254,3 @@ def test_a_trainer_sends_tensors_over_nccl(pair: Pair, monkeypatch: pytest.Monke
         assert own.tell(JoinGroup(request_id="join", name="trainer", **fields, backend="nccl")).refusal is None
         assert own.update(group="trainer", received=wanted) is None
         assert close(own.scores(), fresh(pair.new))
-
-
-def test_what_cannot_be_combined_is_refused_by_name(pair: Pair, tmp_path: Path) -> None:
-    with bench(pair.old, decision_log=str(tmp_path / "log")) as own:
-        refusals = [own.tell(sleep_at(2, "sleep")).refusal, own.update(folder=str(pair.new))]
-        assert all(one is not None and "decision_log" in one.message for one in refusals)

@@ -20,10 +20,11 @@ from adapter_bench import BUILDS, NUM_TOKENS, PROMPTS, Bench, check_scores, chec
 from adapter_folders import HEADS, write_adapter, write_mixture
 from families.case import Case
 from pagewood.engine.api import LoadAdapter, Refusal, UnloadAdapter
-from pagewood.engine.core.adapter import LoadedAdapter
+from pagewood.engine.core.adapter import Adapter, LoadedAdapter
 from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.weight_commands import Sleep
 from pagewood.schedpolicy import SlotShares
+from parts import make_request
 
 pytestmark = pytest.mark.usefixtures("small_buffers")
 
@@ -137,18 +138,22 @@ class _Source:
 
 @pytest.mark.parametrize("is_bound", [False, True])
 def test_numbers_of_old_weights_are_in_no_adapter(is_bound: bool) -> None:
-    """One that was read while the weights changed is refused; one that was loaded before is known until it is gone."""
+    """One that was read while the weights changed is refused; one that was loaded before is known until its last
+    request has ended."""
     source = _Source()
     pool = AdapterPool(2, source=source, sharing=SlotShares(2, max_passes=4))
     loaded = LoadedAdapter(version="1", weights=object(), is_bound=is_bound)
     assert pool.begin_load(LoadAdapter(request_id="", name="a", folder="a")) is None
     source.loads[0].set_result(loaded)
     [(_, adapter)] = pool.poll()
-    assert pool.bound == ("a" if is_bound else None)
+    assert isinstance(adapter, Adapter)
+    request = make_request([1])
+    request.adapter = adapter
+    name = "a" if is_bound else None
+    assert pool.bound([]) == name
     assert pool.unload("a")
-    assert pool.bound == ("a" if is_bound else None)  # a request may have it
-    del adapter
-    assert pool.bound is None
+    assert pool.bound([request]) == name
+    assert pool.bound([]) is None
     assert pool.begin_load(LoadAdapter(request_id="", name="b", folder="b")) is None
     pool.note_update()
     source.loads[1].set_result(loaded)

@@ -10,11 +10,15 @@ from typing import Any
 
 from scenarios.drawing import (
     random_scenario,
+    with_adapters,
     with_drafts,
     with_grammars,
+    with_holds,
     with_interruptions,
+    with_limits,
     with_logprobs,
     with_pooling,
+    with_updates,
 )
 from scenarios.faulty import random_faults
 from scenarios.scenario import Scenario
@@ -24,6 +28,9 @@ MIXES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "drafts": with_drafts,
     "interruptions": with_interruptions,
     "grammars": with_grammars,
+    "adapters": lambda scenario, rng: with_adapters(with_grammars(scenario, rng), rng),
+    "updates": lambda scenario, rng: with_updates(with_drafts(with_interruptions(scenario, rng), rng), rng),
+    "holds and limits": lambda scenario, rng: with_holds(with_limits(scenario, rng), rng),
     "faults": lambda scenario, rng: replace(scenario, faults=random_faults(rng)),
     "all": lambda scenario, rng: with_drafts(with_grammars(with_interruptions(scenario, rng), rng), rng),
     "reports": lambda scenario, rng: with_pooling(with_logprobs(with_drafts(scenario, rng), rng), rng),

@@ -24,7 +24,6 @@ from pagewood.engine.api import EngineConfig, SamplingParams, TenantQuota
 from pagewood.engine.assemble import assemble
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.core.loop import EngineInfo, StepHandle
-from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.observe.expert_load import ExpertRows
@@ -38,7 +37,6 @@ from pagewood.engine.testing import EchoRunner, oracle_tokens
 from pagewood.engine.testing.echo import EXPERT_SHAPE, STATE_SIZE
 from pagewood.engine.text import Tokenizer
 from pagewood.engine.weight_commands import WeightCommand
-from pagewood.schedpolicy import SlotShares
 from pagewood.server.config import LEAST_PRIORITY
 from pagewood.server.dashboard.live_data import Watchers
 from pagewood.server.dashboard.snapshots import Snapshots
@@ -533,11 +531,7 @@ class MemoryServer:
             info=info,
             make_runner=make_runner,
             drafting=self._drafting,
-            adapters=AdapterPool(
-                self._max_adapters, source=self._adapters, sharing=SlotShares(self._max_adapters, max_passes=4)
-            )
-            if self._max_adapters
-            else None,
+            adapters=self._adapters if self._max_adapters else None,
             compiler=None if self._grammar_folder is None else grammar_compiler(config, self._grammar_folder, info),
             inbox=inbox,
             outbox=EngineOutbox(self._to_detokenizer, incarnation=incarnation, replica=number),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 
-from pagewood.engine.api import EngineConfig, Inbox, Outbox
+from pagewood.engine.api import EngineConfig, Inbox, LoadAdapter, Outbox
 from pagewood.engine.assembly.policies import ChosenPolicies, Policies, chosen
 from pagewood.engine.assembly.steps.measured_steps import MeasuredChunk, StepForecast
 from pagewood.engine.assembly.steps.stream_interval import IntervalOutbox
@@ -19,7 +19,7 @@ from pagewood.engine.core.images import ImageEncoder, NoImages
 from pagewood.engine.core.intake import Intake
 from pagewood.engine.core.loop import Engine, EngineInfo, Observer, Runner, Stages
 from pagewood.engine.core.masks.constrain import Compiler
-from pagewood.engine.core.memory.adapters import AdapterPool
+from pagewood.engine.core.memory.adapters import AdapterPool, AdapterSource, SlotSharing
 from pagewood.engine.core.memory.caches import NoPrefixCache, PrefixCache
 from pagewood.engine.core.memory.divided_kv import AnyKV, DividedKV, PageRange
 from pagewood.engine.core.memory.kv import KVSpace
@@ -77,7 +77,7 @@ def assemble(
     allocator: PageAllocator | PageGroups | None = None,
     drafting: Drafting | None = None,
     compiler: Compiler | None = None,
-    adapters: AdapterPool | None = None,
+    adapters: AdapterSource | None = None,
     drafts_constrained: bool = False,
     processors: Mapping[str, Callable[..., None]] | None = None,
     inbox: Inbox,
@@ -100,7 +100,7 @@ def assemble(
         allocator: what `page_allocator` returns, for caches that know the frames of pages; None: it is made here.
         drafting: decides how many tokens the runner drafts for each request; None: the runner drafts none.
         compiler: compiles grammars; None: requests with a grammar are refused.
-        adapters: of the runner; None: requests that name one are refused.
+        adapters: reads them for the runner, also those that the configuration names; None: there are none.
         drafts_constrained: see `Speculation`.
         processors: the functions that the runner calls for requests that name them; None: there are none.
         inbox: source of commands.
@@ -115,10 +115,11 @@ def assemble(
 
     Raises:
         ValueError: `config.schedule_policy` is unknown, the order needs watches that the cache does not have, or the
-            configuration says what a policy of the caller's own decides.
+            configuration says what a policy of the caller's own decides; or one of its adapters cannot be loaded.
         OSError: the decision log cannot be written.
     """
     own = policies or Policies()
+    weights = weights or ServedWeights(None, why_fixed="its runner cannot change them")
     own.check(config)
     config = config.resolved()
     if config.decision_log is not None and config.prefix_cache and not config.cache_history_tokens:
@@ -138,11 +139,16 @@ def assemble(
         make_cache = None if make_cache is None else log.recorder.caches(make_cache)
         drafting = None if drafting is None else log.recorder.drafting(drafting)
         compiler = None if compiler is None else log.recorder.compiler(compiler)
+        images = None if images is None else log.recorder.images(images)
+        adapters = None if adapters is None else log.recorder.adapters(adapters)
+        if weights.source is not None:
+            weights.source = log.recorder.weights(weights.source)
     if allocator is None and info.num_pools == 1:
         allocator = page_allocator(config, info)
     groups = allocator if isinstance(allocator, PageGroups) else None
     free_rows = list(range(config.num_rows - 1, -1, -1))
 
+    pool = None if adapters is None or policy.slots is None else _adapter_pool(config, adapters, policy.slots)
     num_states = info.num_states // info.num_pools
 
     def make_space(own: PageAllocator | PageRange | PageGroups, rank: int = 0) -> KVSpace:
@@ -151,7 +157,7 @@ def assemble(
             or (partial(radix_cache, config, page_size, clock) if config.prefix_cache else NoPrefixCache),
             notes=observer,
             allocator=own,
-            adapters=adapters,
+            adapters=pool,
             states=StatePlaces(num_states, page_size=page_size, interval=info.state_interval, first=rank * num_states)
             if num_states
             else None,
@@ -227,7 +233,7 @@ def assemble(
         state=state,
         kv=kv,
         keys=CacheKeys(make=CacheKey.of, short_length=info.short_length),
-        weights=weights or ServedWeights(None, why_fixed="its runner cannot change them"),
+        weights=weights,
         images=image_encoder,
     )
     intake = Intake(
@@ -273,7 +279,10 @@ def assemble(
             max_drafts=0 if drafting is None else drafting.max_tokens,
             drafts_constrained=drafts_constrained,
             has_grammars=compiler is not None,
+            has_images=images is not None,
+            has_adapters=adapters is not None,
             has_tiers=kv.tiers is not None,
+            weights=None if weights.source is None else (weights.why_fixed, weights.why_awake),
         )
     return Engine(
         config=config,
@@ -292,7 +301,7 @@ def assemble(
             is_drafting=drafting is not None,
             groups=groups,
             has_lengths=info.short_length is not None,
-            adapters=adapters,
+            adapters=pool,
             kv=kv if info.num_states else None,
         ),
         runner=runner,
@@ -306,6 +315,21 @@ def assemble(
         publishing=publishing,
         stages=stages,
     )
+
+
+def _adapter_pool(config: EngineConfig, source: AdapterSource, sharing: SlotSharing) -> AdapterPool:
+    """Return a pool with the adapters that the configuration names.
+
+    Raises:
+        ValueError: one of them cannot be loaded.
+    """
+    pool = AdapterPool(config.max_adapters, source=source, sharing=sharing)
+    for name, folder in config.adapters:
+        refusal = pool.load(LoadAdapter(request_id="", name=name, folder=folder))
+        if refusal is not None:
+            pool.close()
+            raise ValueError(f"adapter {name} cannot be loaded: {refusal.message}")
+    return pool
 
 
 def _check_pools(info: EngineInfo, policy: ChosenPolicies) -> None:

@@ -32,9 +32,9 @@ from pagewood.engine.api import (
     UnloadAdapter,
 )
 from pagewood.engine.assemble import assemble, page_allocator
+from pagewood.engine.assembly.policies import Policies
 from pagewood.engine.core.adapter import LoadedAdapter
 from pagewood.engine.core.loop import Engine, EngineInfo, Pending, Runner, RunnerLostError
-from pagewood.engine.core.memory.adapters import AdapterPool
 from pagewood.engine.core.memory.caches import PrefixCache
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.memory.page_groups import PageGroups
@@ -163,6 +163,13 @@ def run_scenario(
     except RunnerLostError:
         run.close()
         raise
+
+
+def _few_passes(scenario: Scenario) -> Policies | None:
+    """Let requests soon be owed a slot for their adapter; None: as the engine does, for a replay of its log."""
+    if scenario.config.decision_log is not None or not scenario.config.max_adapters:
+        return None
+    return Policies(slots=SlotShares(scenario.config.max_adapters, max_passes=len(scenario.arrivals) % 5))
 
 
 class _Loading(Generic[T]):
@@ -313,13 +320,8 @@ class _Run:
             scenario.config,
             drafting=self._drafting if scenario.max_drafts else None,
             drafts_constrained=True,
-            adapters=None
-            if not scenario.config.max_adapters
-            else AdapterPool(
-                scenario.config.max_adapters,
-                source=self._adapters,
-                sharing=SlotShares(scenario.config.max_adapters, max_passes=len(scenario.arrivals) % 5),
-            ),
+            adapters=self._adapters if scenario.config.max_adapters else None,
+            policies=_few_passes(scenario),
             weights=ServedWeights(_Weights(lambda: self._step, lambda: self._runner)) if scenario.updates else None,
             compiler=EchoCompiler(random.Random(scenario.num_pages), VOCAB_SIZE),
             info=info,

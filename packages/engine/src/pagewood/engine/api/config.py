@@ -588,8 +588,6 @@ class EngineConfig:
             return
         if self.model_impl == "transformers":
             raise ValueError(f"max_adapters must be 0 with model_impl transformers, got {self.max_adapters}")
-        if self.decision_log is not None:
-            raise ValueError(f"max_adapters must be 0 with decision_log, got {self.max_adapters}")
 
     @property
     def why_no_images(self) -> str | None:
@@ -599,7 +597,6 @@ class EngineConfig:
             "model_impl is transformers": self.model_impl == "transformers",
             "several ranks compute the model": self.tensor_parallel_size > 1,
             "the model is cut into stages": self.pipeline_parallel_size > 1,
-            "decisions are logged (decision_log)": self.decision_log is not None,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 

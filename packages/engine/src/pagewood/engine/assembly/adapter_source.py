@@ -1,4 +1,4 @@
-"""Reads the folders of adapters for one process of an engine, in a thread of its own."""
+"""From a model to what reads folders of adapters for it, in each process of an engine in a thread of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from pagewood.engine.adapters.low_rank import AdapterWeights
 from pagewood.engine.adapters.modules import ModelModules
 from pagewood.engine.adapters.peft_folder import read_adapter
 from pagewood.engine.api import Refusal
+from pagewood.engine.assembly.model_weights import ModelWeights
 from pagewood.engine.core.adapter import LoadedAdapter
+from pagewood.engine.core.memory.adapters import AdapterSource
+from pagewood.engine.model_folder.adapter_modules import model_modules
+from pagewood.engine.runner.ranks.ranked_adapters import RankedAdapters
+from pagewood.engine.runner.ranks.ranked_weights import AnsweringGroup
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +45,28 @@ class RunnerAdapters(Protocol):
     def keep(self, number: int, packed: Any) -> None:
         """Make an adapter known by its number, as long as it is referred to."""
         ...
+
+
+def adapter_folders(adapters: RunnerAdapters, folder: Path, weights: ModelWeights) -> AdapterFolders:
+    """Return what reads folders of adapters for the model in `folder` with its present weights."""
+    return AdapterFolders(adapters, model_modules(folder, lambda: weights.files))
+
+
+def adapter_source(
+    adapters: RunnerAdapters | None, folder: Path, group: AnsweringGroup | None, weights: ModelWeights
+) -> AdapterSource | None:
+    """Return what reads adapters for an engine; None: it has none.
+
+    Args:
+        adapters: of the runner of this process.
+        folder: of the model.
+        group: all ranks; None: this process computes alone.
+        weights: of this process.
+    """
+    if adapters is None:
+        return None
+    source = adapter_folders(adapters, folder, weights)
+    return source if group is None else RankedAdapters(source, group)
 
 
 class AdapterFolders:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagewood.engine.api import EngineConfig
+from pagewood.engine.core.memory.adapters import SlotSharing
 from pagewood.engine.core.queue.waiting import Deferral, Order
 from pagewood.engine.core.request import Request
 from pagewood.engine.core.steps.policies import Budget, Reserve, SkipAhead, Victim
@@ -14,6 +15,7 @@ from pagewood.schedpolicy import (
     Ageing,
     InBatchDeferral,
     NewTokenRatio,
+    SlotShares,
     budget_named,
     choose_victim,
     order_named,
@@ -48,6 +50,8 @@ class Policies:
     """How far admission may look past a request that does not fit."""
     deferral: Deferral | None = None
     """The choice of requests that wait for a prompt that they repeat; needs the prefix cache."""
+    slots: SlotSharing | None = None
+    """Which requests may run, where those with the same adapter share a slot."""
 
     def check(self, config: EngineConfig) -> None:
         """Raise ValueError if a configuration sets a field that one of the caller's policies replaces."""
@@ -78,6 +82,8 @@ class ChosenPolicies:
     victim: Victim
     skip_ahead: SkipAhead
     deferral: Deferral | None
+    slots: SlotSharing | None
+    """None: there are no adapters."""
 
     def check_pools(self) -> None:
         """Check that the policies fit KV memory that is divided among ranks by request.
@@ -123,6 +129,9 @@ def chosen(config: EngineConfig, own: Policies, *, page_size: int) -> ChosenPoli
         victim=own.victim or choose_victim,
         skip_ahead=own.skip_ahead or BoundedSkipAhead(max_skipped=8, max_passes=32),
         deferral=deferral,
+        slots=None
+        if not config.max_adapters
+        else own.slots or SlotShares(config.max_adapters, max_passes=config.num_rows),
     )
 
 

@@ -227,7 +227,7 @@ def _runner(
         pages = followed_pages(config, digest, rank.memory, mark=mark, part=part, states=rank.state_memory, talk=talk)
     adapters, weights = None, ModelWeights(folder, CPUPart(rank, number=begin.rank))
     if rank.adapters is not None:
-        from pagewood.engine.assembly.adapter_pool import adapter_folders
+        from pagewood.engine.assembly.adapter_source import adapter_folders
         from pagewood.engine.runner.ranks.ranked_adapters import FollowedAdapters
 
         adapters = FollowedAdapters(adapter_folders(rank.adapters, folder, weights), talk)

@@ -9,7 +9,7 @@ passed at least eight of them (248 bits of the digest) unless the prompt begins 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import shake_128
 from typing import Protocol
 
@@ -32,8 +32,8 @@ class PromptImages:
     """The positions [start, end) of the tokens of each image."""
     features: tuple[Float32, ...]
     """The rows `[end - start, W]` that the tower has made of each image. A cache shares them, so they never change."""
-    marks: Int32
-    """[end of the last span], what ids differ by in the cache: 0, or a negative number."""
+    digests: tuple[bytes, ...]
+    """Of what the tower gets, one for each image."""
     positions: Int32
     """[3, tokens of the prompt], the three components of the position of each token; [3, 0] if images have positions as
     all other tokens have."""
@@ -43,6 +43,12 @@ class PromptImages:
     """The images themselves, for other weights of the tower."""
     version: int
     """The `ImageEncoder.version` of the tower that has made the rows."""
+    marks: Int32 = field(init=False)
+    """[end of the last span], what ids differ by in the cache: 0, or a negative number."""
+
+    def __post_init__(self) -> None:
+        """Compute the marks."""
+        object.__setattr__(self, "marks", marks_of(self.spans, self.digests))
 
     def marked(self, tokens: Int32, first: int) -> Int32:
         """Return the ids under which the cache has `tokens`, which lie from position `first` on."""

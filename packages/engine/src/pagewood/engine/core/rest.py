@@ -144,7 +144,7 @@ class Rest:
         ):
             message = "weights must be awake when they are updated or checked"
             return refuse(command.request_id, Refusal(message=message, code="asleep"))
-        refusal = self._weights.begin(command) if self._falling is None else _BUSY
+        refusal = self._weights.begin(command, bound=self._bound) if self._falling is None else _BUSY
         if refusal is not None:
             return refuse(command.request_id, refusal)
         self._state.num_loading += 1
@@ -159,7 +159,9 @@ class Rest:
     def sleep(self, command: Sleep) -> Delta | None:
         """Give memory back as soon as nothing uses it; return the answer if there is one at once."""
         memory = frozenset(command.tags) - {"scheduling"} - self.asleep
-        refusal = self._weights.why_awake(command) if memory or command.drops_weights else None
+        refusal = (
+            self._weights.refusal_to_sleep(command, bound=self._bound) if memory or command.drops_weights else None
+        )
         if self._falling is not None or self._weights.is_busy:
             refusal = _BUSY
         elif command.drops_weights and "weights" in self._asleep:
@@ -189,7 +191,7 @@ class Rest:
             return refuse(command.request_id, _BUSY)
         if not memory:
             return self._slept(replace_fields(command, tags=tuple(tags)), None)
-        refusal = self._weights.begin(replace_fields(command, tags=tuple(sorted(memory))))
+        refusal = self._weights.begin(replace_fields(command, tags=tuple(sorted(memory))), bound=None)
         if refusal is not None:
             return refuse(command.request_id, refusal)
         self._state.num_loading += 1
@@ -206,8 +208,8 @@ class Rest:
         Returns:
             Its answer, and how many requests were preempted.
         """
-        weights, old = self._weights, self._weights.digest
-        command, refusal = weights.exchange()
+        weights, old, num_updates = self._weights, self._weights.digest, self._weights.num_updates
+        command, refusal = weights.exchange(bound=self._bound)
         self._state.num_loading -= 1
         if isinstance(command, Sleep | WakeUp):
             return self._slept(command, refusal), 0
@@ -215,6 +217,8 @@ class Rest:
             return refuse(command.request_id, refusal), 0
         if isinstance(command, CheckWeights):
             return Delta(command.request_id, finish=FinishReason.STOP, first=True, weights=weights.checksum), 0
+        if weights.num_updates != num_updates and self._kv.adapters is not None:
+            self._kv.adapters.note_update()
         num_preempted = show_again(self._state, self._kv, self._images)
         self._apply()
         self._state.weight_version = weights.version
@@ -223,6 +227,11 @@ class Rest:
             recomputes = isinstance(command, UpdateWeights) and command.old_kv == "recompute"
             num_preempted += renew(self._state, self._kv, self.keys, recomputes=recomputes)
         return self._versioned(command.request_id), num_preempted
+
+    @property
+    def _bound(self) -> str | None:
+        """The name of an adapter that is right for the present weights only, or None."""
+        return None if self._kv.adapters is None else self._kv.adapters.bound(self._state.by_id.values())
 
     def _pause_awaited(self) -> Delta:
         assert self._awaited is not None
@@ -237,7 +246,7 @@ class Rest:
         if "kv_cache" in command.tags and (self._state.holders or not self._kv.empty()):
             return None
         self._falling = None
-        refusal = self._weights.begin(command)
+        refusal = self._weights.begin(command, bound=None)
         if refusal is None:
             return None
         self._state.num_loading -= 1

@@ -64,46 +64,35 @@ class WeightSource(Protocol):
         ...
 
 
-class BoundAdapters(Protocol):
-    """Adapters some of which may be right for the present weights only; see `AdapterPool`."""
-
-    @property
-    def bound(self) -> str | None:
-        """The name of such an adapter, or None."""
-        ...
-
-    def note_update(self) -> None:
-        """Note that the weights are others."""
-        ...
-
-
 class ServedWeights:
     """The weights of an engine. Invariant: `version` and `digest` are those of the weights of the next step.
 
+    They cannot be updated while there is an adapter that is right for the present ones only: `bound`, its name.
+
     Args:
         source: reads weights; None: they never change, and never sleep.
-        adapters: of the model; None: there are none.
         why_fixed: why there is no source, or why it cannot update weights; empty: it can.
         why_awake: why memory cannot be given back; empty: it can, if there is a source.
     """
 
     __slots__ = (
-        "_adapters", "_command", "_dropping", "_num_kept", "_num_updates", "_reading", "_ready", "_source",
-        "_why_awake", "_why_fixed", "are_dropped", "checksum", "digest", "finished", "version",
+        "_command", "_dropping", "_num_kept", "_reading", "_ready", "are_dropped", "checksum", "digest", "finished",
+        "num_updates", "source", "version", "why_awake", "why_fixed",
     )  # fmt: skip
 
     def __init__(
         self,
         source: WeightSource | None,
         *,
-        adapters: BoundAdapters | None = None,
         why_fixed: str = "",
         why_awake: str = "",
     ) -> None:
-        self._source = source
-        self._adapters = adapters
-        self._why_fixed = why_fixed
-        self._why_awake = why_awake
+        self.source = source
+        """Reads weights; with a decision log, through what keeps that."""  # written by: assemble
+        self.why_fixed = why_fixed
+        """See the argument."""
+        self.why_awake = why_awake
+        """See the argument."""
         self.checksum = ""
         """What the latest `CheckWeights` has found."""  # written by: weights
         self.are_dropped = False
@@ -116,7 +105,8 @@ class ServedWeights:
         """What comes behind the update that is being read, which is forgotten then."""  # written by: weights
         self.finished = ""
         """The id of the update that waited and was finished last."""  # written by: weights
-        self._num_updates = 0  # written by: weights
+        self.num_updates = 0
+        """Updates that were carried out."""  # written by: weights
         self._num_kept = 0
         """Updates whose weights have added to the KV of others, which is nobody's from then on."""
         # written by: weights
@@ -131,38 +121,28 @@ class ServedWeights:
         """Whether a command is being carried out, or an update waits."""
         return self._reading is not None or self._ready is not None
 
-    def why_awake(self, command: Sleep) -> Refusal | None:
+    def refusal_to_sleep(self, command: Sleep, *, bound: str | None) -> Refusal | None:
         """Return why memory cannot be given back, or None."""
-        reason = self._why_awake or ("its runner cannot do that" if self._source is None else "")
+        reason = self.why_awake or ("its runner cannot do that" if self.source is None else "")
         if reason:
             message = f"the memory of this engine cannot be given back, because {reason}"
             return Refusal(message=message, code="sleep_unsupported")
-        if command.drops_weights and (reason := self._why_fixed or self._why_bound()):
+        if command.drops_weights and (reason := self.why_fixed or _why_bound(bound)):
             message = f"weights must be kept, because they could not be updated: {reason}"
             return Refusal(message=message, code="sleep_unsupported")
         return None
-
-    def _why_bound(self) -> str:
-        """Return why weights cannot be updated now, or nothing."""
-        name = None if self._adapters is None else self._adapters.bound
-        if name is None:
-            return ""
-        return (
-            f"numbers of them are in the adapter {name!r}, by DoRA, trained rows of tokens, a bias or a module that is "
-            "saved whole; it must be unloaded, and its requests must end"
-        )
 
     @property
     def is_due(self) -> bool:
         """Whether an update has been read, so that it can be carried out or refused."""
         return self._reading is not None and self._reading.done()
 
-    def begin(self, command: WeightCommand | FinishUpdate) -> Refusal | None:
+    def begin(self, command: WeightCommand | FinishUpdate, *, bound: str | None) -> Refusal | None:
         """Begin to carry out a command; return why not, or None."""
-        reason = self._why_fixed
+        reason = self.why_fixed
         if isinstance(command, UpdateWeights):
-            reason = reason or self._why_bound()
-        if self._source is None or (reason and not isinstance(command, Sleep | WakeUp | CheckWeights)):
+            reason = reason or _why_bound(bound)
+        if self.source is None or (reason and not isinstance(command, Sleep | WakeUp | CheckWeights)):
             message = f"the weights of this engine cannot be updated, because {reason}"
             return Refusal(message=message, code="weights_fixed")
         if isinstance(command, DropUpdate) and self._dropping is None:
@@ -181,23 +161,23 @@ class ServedWeights:
             return None
         if self.is_busy:
             return Refusal(message="weights must be updated one after the other", code="weights_busy")
-        self._command, self._reading = command, self._source.read(command)
+        self._command, self._reading = command, self.source.read(command)
         return None
 
-    def exchange(self) -> tuple[WeightCommand, Refusal | None]:
+    def exchange(self, *, bound: str | None) -> tuple[WeightCommand, Refusal | None]:
         """Compute with the weights that are due from the next step on; no step is in flight.
 
         Returns:
             The command, and why the old weights stay, or None.
         """
-        assert self._source is not None
+        assert self.source is not None
         assert self._command is not None
         assert self._reading is not None
         command, found = self._command, self._reading.result()
         self._command = self._reading = None
         if self._dropping is not None:
             self._command, self._dropping = self._dropping, None
-            self._reading = self._source.read(self._command)
+            self._reading = self.source.read(self._command)
             return command, Refusal(message="the update was dropped", code="weights_lost")
         if isinstance(found, Refusal):
             return command, found
@@ -211,8 +191,8 @@ class ServedWeights:
             self._ready = command, found
             return command, None
         ready, self._ready = self._ready, None
-        why_not = self._why_bound() if isinstance(command, UpdateWeights) else ""  # adapters may have come meanwhile
-        why_not = why_not or self._source.exchange()
+        why_not = _why_bound(bound) if isinstance(command, UpdateWeights) else ""  # adapters may have come meanwhile
+        why_not = why_not or self.source.exchange()
         if why_not is not None:
             return command, Refusal(message=f"the weights could not be exchanged: {why_not}", code="weights_failed")
         if isinstance(command, Sleep | WakeUp):
@@ -220,11 +200,9 @@ class ServedWeights:
             return command, None
         assert isinstance(command, UpdateWeights)
         self.are_dropped = False
-        self._num_updates += 1
+        self.num_updates += 1
         self.finished = "" if ready is None else ready[0].request_id
-        if self._adapters is not None:
-            self._adapters.note_update()
-        self.version = command.version or str(self._num_updates)
+        self.version = command.version or str(self.num_updates)
         if command.old_kv == "keep":
             self._num_kept += 1
         else:
@@ -238,5 +216,15 @@ class ServedWeights:
 
     def close(self) -> None:
         """Read no more weights."""
-        if self._source is not None:
-            self._source.close()
+        if self.source is not None:
+            self.source.close()
+
+
+def _why_bound(bound: str | None) -> str:
+    """Return why weights cannot be updated now, or nothing."""
+    if bound is None:
+        return ""
+    return (
+        f"numbers of them are in the adapter {bound!r}, by DoRA, trained rows of tokens, a bias or a module that is "
+        "saved whole; it must be unloaded, and its requests must end"
+    )

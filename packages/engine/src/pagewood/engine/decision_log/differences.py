@@ -41,6 +41,12 @@ def difference(logged: Record, found: Record, *, names: Mapping[int, str], num_p
         if ours != theirs:
             one, other = _note(ours, names), _note(theirs, names)
             return f"{where}: the reasons differ: {one} in the replay, and {other} in the log"
+    if found.versions != logged.versions:
+        return f"{where}: weights are {_versions(found)} in the replay, and {_versions(logged)} in the log"
+    if found.adapters != logged.adapters:
+        return (
+            f"{where}: adapters are {_adapters(found, names)} in the replay, and {_adapters(logged, names)} in the log"
+        )
     return f"{where}: the encodings differ"
 
 
@@ -83,6 +89,15 @@ def _name(arrival: int, names: Mapping[int, str]) -> str:
 
 def _refused(record: Record) -> str:
     return ", ".join(f"{name} ({code})" if code else name for name, code in record.refused) or "none"
+
+
+def _versions(record: Record) -> str:
+    return ", then ".join(repr(name) for _, name in record.versions) or "as before"
+
+
+def _adapters(record: Record, names: Mapping[int, str]) -> str:
+    found = [f"{name} ({version}) for {_name(arrival, names)}" for arrival, name, version in record.adapters]
+    return ", ".join(found) or "none"
 
 
 def _note(note: Sequence[int] | None, names: Mapping[int, str]) -> str:

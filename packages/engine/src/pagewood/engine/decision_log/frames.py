@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 """Version of the format. Logs of another version are refused."""
 
 
@@ -30,6 +30,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     """The most draft tokens of a request in one step; 0: the engine does not speculate."""
     drafts_constrained: bool = False
     has_grammars: bool = False
+    has_images: bool = False
+    has_adapters: bool = False
+    weights: tuple[str, str] | None = None
+    """Why weights cannot be updated, and why memory cannot be given back; empty: it can. None: neither is possible."""
     has_tiers: bool = False
     """Whether the prefix cache has lower tiers, so that its answers are in the log."""
     has_tokens: bool = False
@@ -71,8 +75,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     commands: tuple[tuple[str, dict[str, Any]], ...] = ()
     clock: tuple[float, ...] = ()
     """Readings, in their order."""
-    grammars: tuple[tuple[int, bool], ...] = ()
-    """Grammars that were ready, by their order of compilation, and whether they are valid."""
+    ends: tuple[tuple[int, dict[str, Any]], ...] = ()
+    """Work beside the steps that had ended: its number, in the order in which grammars, images, adapters and weights
+    were begun, and what decisions depend on of the result; of a refusal, `code` and `param`."""
+    towers: tuple[int, ...] = ()
+    """Readings of the version of the tower that encodes images, in their order."""
+    exchanges: tuple[bool, ...] = ()
+    """Whether weights that were read could be computed with; empty: all could."""
     matchers: tuple[tuple[int, int, str, Any], ...] = ()
     """Unusual answers of matchers: grammar, tokens before, method, answer."""
     drafts: tuple[list[int] | None, ...] = ()
@@ -89,6 +98,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     notes: tuple[tuple[int, ...], ...] = ()
     """Reason, arrival (0: all waiting requests), arrival of the other request (0: none), numbers. For a lasting state,
     only the first note is kept. Reason 0: the queue was examined to its end."""
+    versions: tuple[tuple[float, str], ...] = ()
+    """When tokens were the first that other weights had computed than those before, and the name of these; empty: those
+    that the engine began with. A file begins with their name."""
+    adapters: tuple[tuple[int, str, str], ...] = ()
+    """For each admitted request that has one: its arrival, and name and version of its adapter."""
 
     names: tuple[tuple[int, str], ...] = ()
     """Arrivals that are mentioned for the first time in this file, with the ids of their requests."""
@@ -100,7 +114,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     @property
     def decisions(self) -> bytes:
         """The data that must be the same in a replay."""
-        return msgspec.msgpack.encode((self.plans, self.refused, self.notes))
+        versions = [name for _, name in self.versions]
+        return msgspec.msgpack.encode((self.plans, self.refused, self.notes, versions, self.adapters))
 
 
 ENCODER = msgspec.msgpack.Encoder()

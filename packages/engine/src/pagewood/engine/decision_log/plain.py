@@ -18,16 +18,19 @@ from pagewood.engine.api import (
     EngineConfig,
     FinishReason,
     Grammar,
+    Image,
     LogitsProcessor,
     PassOn,
     Refuse,
+    Retain,
     SamplingParams,
     Submit,
 )
+from pagewood.engine.weight_commands import UNIQUE_ID_BYTES, JoinGroup, UpdateWeights
 
 PROCESSOR = "logged"
 """Stands for any logits processor."""
-_COMMANDS = {command.__name__ for command in get_args(Command)}
+_COMMANDS: dict[str, type[Any]] = {command.__name__: command for command in get_args(Command)}
 _TYPE = "type"
 """Key of the name of a dataclass inside a command."""
 _DROPPED = frozenset(
@@ -74,6 +77,10 @@ class Renaming:
         """Return the new ids of some tokens; impossible ids are left out."""
         return tuple(int(self._tokens[token]) for token in tokens if 0 <= token < self.vocab_size)
 
+    def digest(self, digest: bytes) -> bytes:
+        """Return the new digest of an image."""
+        return digest if self.is_real else blake2b(digest, digest_size=16, key=self._key).digest()
+
     def namespace(self, name: str | None) -> str | None:
         """Return the new name of a namespace."""
         if name is None or self.keeps_names or name in self._known:
@@ -95,12 +102,22 @@ def plain_command(command: Command, answer: Delta | None, renaming: Renaming) ->
                 output=renaming.tokens(command.output),
                 sampling=_without_text(command.sampling, renaming),
                 namespace=renaming.namespace(command.namespace),
+                tenant=renaming.namespace(command.tenant),
                 carry=b"",
+                images=tuple(Image(pixels=b"", height=one.height, width=one.width) for one in command.images),
             )
         case Refuse():
             command = msgspec.structs.replace(command, refusal=replace(command.refusal, message=""))
         case PassOn():
             command = msgspec.structs.replace(command, carry=b"")
+        case Retain():
+            command = msgspec.structs.replace(
+                command, tokens=renaming.tokens(command.tokens), namespace=renaming.namespace(command.namespace)
+            )
+        case UpdateWeights():
+            command = msgspec.structs.replace(command, received=())
+        case JoinGroup() if command.unique_id:
+            command = msgspec.structs.replace(command, unique_id=bytes(UNIQUE_ID_BYTES))
         case _:
             pass
     return _plain_fields(command)
@@ -184,7 +201,7 @@ def _defaults(made: type[Any]) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value):
+    if is_dataclass(value) or isinstance(value, msgspec.Struct):
         name, found = _plain_fields(value)
         return {_TYPE: name, **found}
     if isinstance(value, tuple):
@@ -193,7 +210,7 @@ def _plain(value: Any) -> Any:
 
 
 def _object_of(name: str, values: Mapping[str, Any]) -> Any:
-    made = getattr(api, name, None)
+    made = _COMMANDS.get(name) or getattr(api, name, None)
     if not isinstance(made, type) or not (is_dataclass(made) or issubclass(made, msgspec.Struct)):
         raise ValueError(f"the log must have what this version knows, got {name!r}")
     if unknown := values.keys() - _defaults(cast("type[Any]", made)).keys():

@@ -1,4 +1,4 @@
-"""Records an engine: its inbox, outbox, clock, runner, compiler, drafting and lower tiers, and its plans.
+"""Records an engine: its inbox, outbox, clock and runner, what works beside the steps, and its plans.
 
 The engine's thread only keeps references and copies small arrays; a sink makes records of them.
 """
@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.api import Command, Delta, Grammar, Inbox, Outbox, Refusal
+from pagewood.engine.api import Command, Delta, Inbox, Outbox
+from pagewood.engine.core.images import ImageEncoder
 from pagewood.engine.core.loop import CheckedRunner, Runner, StepHandle
-from pagewood.engine.core.masks.constrain import Compiler, Compiling
+from pagewood.engine.core.masks.constrain import Compiler
+from pagewood.engine.core.memory.adapters import AdapterSource
 from pagewood.engine.core.memory.caches import PrefixCache, TieredCache
 from pagewood.engine.core.messages.batch import Batch
 from pagewood.engine.core.messages.result import StepResult
@@ -22,9 +24,11 @@ from pagewood.engine.core.request import Request
 from pagewood.engine.core.steps.grant import Grant
 from pagewood.engine.core.steps.speculation import Drafting
 from pagewood.engine.core.steps.step_plan import StepPlan
+from pagewood.engine.core.weights import WeightSource
+from pagewood.engine.decision_log.recorded_grammars import RecordedCompiler
 from pagewood.engine.decision_log.recorded_tiers import RecordedCache
+from pagewood.engine.decision_log.recorded_work import RecordedAdapters, RecordedImages, RecordedWeights
 from pagewood.engine.decision_log.turn import Note, PlanHeard, ResultHeard, Turn
-from pagewood.engine.grammar.matcher import Matcher
 
 
 class Recorder:
@@ -42,7 +46,7 @@ class Recorder:
         self._sink = sink
         self._close = close
         self._clock = clock
-        self._num_grammars = 0  # written by: recorder
+        self._num_begun = 0  # written by: recorder
         self.turn = Turn()
         """Not over yet."""  # written by: recorder
 
@@ -105,7 +109,19 @@ class Recorder:
 
     def compiler(self, inner: Compiler) -> Compiler:
         """Return a compiler whose results and whose matchers' answers are kept."""
-        return _RecordedCompiler(inner, self)
+        return RecordedCompiler(inner, self)
+
+    def adapters(self, inner: AdapterSource) -> AdapterSource:
+        """Return a source of adapters whose results are kept."""
+        return RecordedAdapters(inner, self)
+
+    def images(self, inner: ImageEncoder) -> ImageEncoder:
+        """Return an encoder of images whose results are kept."""
+        return RecordedImages(inner, self)
+
+    def weights(self, inner: WeightSource) -> WeightSource:
+        """Return a source of weights whose results are kept, and whether each could be computed with."""
+        return RecordedWeights(inner, self)
 
     def drafting(self, inner: Drafting) -> Drafting:
         """Return a drafting policy whose decisions are kept."""
@@ -120,10 +136,10 @@ class Recorder:
 
         return made
 
-    def next_grammar(self) -> int:
-        """Return the number of the next grammar."""
-        self._num_grammars += 1
-        return self._num_grammars - 1
+    def begin(self) -> int:
+        """Return the number of work that begins beside the steps."""
+        self._num_begun += 1
+        return self._num_begun - 1
 
     def close(self) -> None:
         """End the last turn, and the log."""
@@ -180,93 +196,6 @@ class _RecordedRunner:
     def close(self) -> None:
         self._inner.close()
         self._recorder.close()
-
-
-class _RecordedCompiler:
-    def __init__(self, inner: Compiler, recorder: Recorder) -> None:
-        self._inner = inner
-        self._recorder = recorder
-
-    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int], priority: int = 0) -> Compiling:
-        inner = self._inner.compile(grammar, end_tokens=end_tokens, priority=priority)
-        return _RecordedCompiling(inner, self._recorder)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class _RecordedCompiling:
-    def __init__(self, inner: Compiling, recorder: Recorder) -> None:
-        self._inner = inner
-        self._recorder = recorder
-        self._index = recorder.next_grammar()
-        self.prefer = inner.prefer
-
-    def done(self) -> bool:
-        return self._inner.done()
-
-    def result(self) -> Matcher | Refusal:
-        result = self._inner.result()
-        is_right = not isinstance(result, Refusal)
-        self._recorder.turn.grammars.append((self._index, is_right))
-        return _RecordedMatcher(result, self._index, self._recorder) if is_right else result
-
-
-class _RecordedMatcher:
-    """A matcher whose answers are kept if they are not the usual ones. They depend only on its text.
-
-    Results of `fill` are kept by the next `advance`, because helper threads fill masks.
-    """
-
-    def __init__(self, inner: Matcher, index: int, recorder: Recorder) -> None:
-        self._inner = inner
-        self._index = index
-        self._recorder = recorder
-        self._place = 0
-        """Tokens so far."""  # written by: advance
-        self._finished_at = -1  # written by: is_finished
-        self.fill, self.fill_ahead, self.accepts, self.copy = inner.fill, inner.fill_ahead, inner.accepts, inner.copy
-
-    def advance(self, tokens: Sequence[int]) -> bool:
-        is_allowed = self._inner.advance(tokens)
-        self._place += len(tokens)
-        if not is_allowed:
-            self._answered("advance", is_allowed)
-        if self._inner.error is not None:
-            self._answered("error", True)
-        return is_allowed
-
-    def forced(self) -> tuple[int, ...]:
-        forced = self._inner.forced()
-        if forced:
-            self._answered("forced", list(forced))
-        return forced
-
-    @property
-    def is_finished(self) -> bool:
-        is_finished = self._inner.is_finished
-        if is_finished and self._finished_at != self._place:
-            self._finished_at = self._place
-            self._answered("is_finished", True)
-        return is_finished
-
-    @property
-    def can_end(self) -> bool:
-        return self._inner.can_end
-
-    @property
-    def error(self) -> str | None:
-        return self._inner.error
-
-    @property
-    def slow_ms(self) -> int:
-        slow_ms = self._inner.slow_ms
-        if slow_ms:
-            self._answered("slow_ms", slow_ms)
-        return slow_ms
-
-    def _answered(self, method: str, answer: Any) -> None:
-        self._recorder.turn.matchers.append((self._index, self._place, method, answer))
 
 
 class _RecordedDrafting:

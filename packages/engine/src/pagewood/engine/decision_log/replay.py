@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewood.engine.api import Command, Delta, Grammar, Refusal
+from pagewood.engine.api import Command, Delta
 from pagewood.engine.core.loop import Engine, EngineInfo
 from pagewood.engine.core.memory.divided_kv import AnyKV
 from pagewood.engine.core.messages.arrays import Int32
@@ -18,14 +18,16 @@ from pagewood.engine.core.messages.batch import Batch, num_rows_of
 from pagewood.engine.core.messages.logprobs import Logprobs
 from pagewood.engine.core.messages.result import StepResult
 from pagewood.engine.core.request import Request
+from pagewood.engine.core.weights import ServedWeights
 from pagewood.engine.decision_log.differences import difference
 from pagewood.engine.decision_log.frames import Header, Record, Result
 from pagewood.engine.decision_log.log_file import Log
 from pagewood.engine.decision_log.plain import PROCESSOR, Renaming, command_of, config_of
+from pagewood.engine.decision_log.recorded_grammars import ReplayedCompiler
 from pagewood.engine.decision_log.recorded_tiers import ReplayedCache
+from pagewood.engine.decision_log.recorded_work import LoggedWork, ReplayedAdapters, ReplayedImages, ReplayedWeights
 from pagewood.engine.decision_log.recorder import Recorder
 from pagewood.engine.decision_log.turn import Turn, TurnEncoder
-from pagewood.engine.grammar.mask import Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +80,11 @@ class _Replay:
         self._results: deque[Result] = deque()
         self._drafts: deque[list[int] | None] = deque()
         self._cache: dict[str, deque[Any]] = {}
-        self.grammars: dict[int, bool] = {}
-        """Grammars that are ready."""
-        self.answers: dict[tuple[int, int, str], Any] = {}
-        """The answers of matchers, by grammar, tokens before and method."""
+        self._exchanges: deque[bool] = deque()
+        self._towers: deque[int] = deque()
+        self._work = LoggedWork()
+        self._answers: dict[tuple[int, int, str], Any] = {}
+        """Of matchers, by grammar, tokens before and method."""
         self._names: dict[int, str] = {}
         """Ids of requests, by arrival."""
         self._num_records = 0
@@ -92,6 +95,8 @@ class _Replay:
         self._num_top = np.full(config_of(header.config).num_rows, -1, np.int32)
         """By row: alternatives that are reported with each token; -1: no report."""  # contents written by: launch
         self._fetch()
+        if self._following is not None:  # what was loaded before the first turn
+            self._work.results.update(self._following.ends)
         self._engine = self._assembled(assemble)
 
     def run(self) -> Replayed:
@@ -123,7 +128,10 @@ class _Replay:
             make_runner=self._as_runner,
             make_cache=(lambda: ReplayedCache(header.info["page_size"], self._answer)) if header.has_tiers else None,
             drafting=_ReplayedDrafting(header.max_drafts, self.next_drafts) if header.max_drafts else None,
-            compiler=_ReplayedCompiler(self) if header.has_grammars else None,
+            compiler=ReplayedCompiler(self._work, self._answers) if header.has_grammars else None,
+            adapters=ReplayedAdapters(self._work) if header.has_adapters else None,
+            images=ReplayedImages(self._work, self._read_tower) if header.has_images else None,
+            weights=None if header.weights is None else self._weights(*header.weights),
             drafts_constrained=header.drafts_constrained,
             processors={PROCESSOR: _unchanged},
             inbox=self._recorder.inbox(self),
@@ -131,6 +139,10 @@ class _Replay:
             clock=self._read_clock,
             observer=self._recorder,
         )
+
+    def _weights(self, why_fixed: str, why_awake: str) -> ServedWeights:
+        source = ReplayedWeights(self._work, lambda: self._exchanges.popleft() if self._exchanges else True)
+        return ServedWeights(source, why_fixed=why_fixed, why_awake=why_awake)
 
     # As an inbox.
 
@@ -187,6 +199,9 @@ class _Replay:
             self._now_s = self._clock.popleft()
         return self._now_s
 
+    def _read_tower(self) -> int:
+        return self._towers.popleft() if self._towers else 0
+
     def _advance(self) -> None:
         record = self._record = self._following
         if record is None:
@@ -198,10 +213,11 @@ class _Replay:
         self._clock, self._launches = deque(record.clock), deque(record.launches)
         self._results, self._drafts = deque(record.results), deque(record.drafts)
         self._cache = {method: deque(answers) for method, answers in record.cache.items()}
-        self.grammars.update(record.grammars)
+        self._exchanges, self._towers = deque(record.exchanges), deque(record.towers)
+        self._work.results.update(record.ends)
         self._names.update(record.names)
         for index, place, method, answer in record.matchers:
-            self.answers[index, place, method] = answer
+            self._answers[index, place, method] = answer
         self._fetch()
 
     def _fetch(self) -> None:
@@ -321,97 +337,6 @@ class _ReplayedDrafting:
 
     def forget(self, request: Request) -> None:
         """Do nothing."""
-
-
-class _ReplayedCompiler:
-    """Satisfies `core.masks.constrain.Compiler`."""
-
-    def __init__(self, source: _Replay) -> None:
-        self._source = source
-        self._num = 0  # written by: compile
-
-    def compile(self, grammar: Grammar, *, end_tokens: frozenset[int], priority: int = 0) -> _ReplayedCompiling:
-        """Return a grammar that becomes ready at the logged time."""
-        self._num += 1
-        return _ReplayedCompiling(self._num - 1, self._source)
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class _ReplayedCompiling:
-    def __init__(self, index: int, source: _Replay) -> None:
-        self._index = index
-        self._source = source
-
-    def prefer(self, priority: int) -> None:
-        """Do nothing: the time of its end is in the log."""
-
-    def done(self) -> bool:
-        return self._index in self._source.grammars
-
-    def result(self) -> _ReplayedMatcher | Refusal:
-        if self._source.grammars[self._index]:
-            return _ReplayedMatcher(self._index, self._source)
-        return Refusal(message="as in the log", code="invalid_grammar")
-
-
-class _ReplayedMatcher:
-    """Answers as in the log; satisfies `grammar.matcher.Matcher`."""
-
-    def __init__(self, index: int, source: _Replay) -> None:
-        self._index = index
-        self._source = source
-        self._place = 0  # written by: advance
-
-    def fill(self, row: Mask) -> None:
-        """Do nothing."""
-
-    def fill_ahead(self, drafts: Sequence[int], rows: Mask) -> int:
-        """Do nothing."""
-        return 1 + len(drafts)
-
-    def advance(self, tokens: Sequence[int]) -> bool:
-        """Go on."""
-        self._place += len(tokens)
-        return self._said("advance", True)
-
-    def accepts(self, tokens: Sequence[int]) -> int:
-        """Accept all."""
-        return len(tokens)
-
-    def forced(self) -> tuple[int, ...]:
-        """Return the tokens that were forced."""
-        return tuple(self._said("forced", ()))
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether it was finished."""
-        return self._said("is_finished", False)
-
-    @property
-    def can_end(self) -> bool:
-        """Nothing depends on it."""
-        return False
-
-    @property
-    def error(self) -> str | None:
-        """Why it failed, if it did."""
-        return "as in the log" if self._said("error", False) else None
-
-    @property
-    def slow_ms(self) -> int:
-        """How slow it was."""
-        return self._said("slow_ms", 0)
-
-    def copy(self) -> _ReplayedMatcher:
-        """Return another matcher in the same state."""
-        copy = _ReplayedMatcher(self._index, self._source)
-        copy._place = self._place
-        return copy
-
-    def _said(self, method: str, usual: Any) -> Any:
-        return self._source.answers.get((self._index, self._place, method), usual)
 
 
 class _Nowhere:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
@@ -70,7 +70,11 @@ class Turn:
     # contents written by: recorder
     commands: list[tuple[Command, Delta | None]] = field(default_factory=list[tuple[Command, Delta | None]])
     # contents written by: recorder
-    grammars: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
+    ends: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list[tuple[int, Mapping[str, Any]]])
+    # contents written by: recorder
+    exchanges: list[bool] = field(default_factory=list[bool])
+    # contents written by: recorder
+    towers: list[int] = field(default_factory=list[int])
     # contents written by: recorder
     matchers: list[tuple[int, int, str, Any]] = field(default_factory=list[tuple[int, int, str, Any]])
     # contents written by: recorder
@@ -93,14 +97,14 @@ class Turn:
     def is_empty(self) -> bool:
         """Whether nothing happened that could change the engine's state."""
         return not (
-            self.commands or self.plans or self.results or self.notes or self.answers or self.grammars or self.cache
+            self.commands or self.plans or self.results or self.notes or self.answers or self.ends or self.cache
         )
 
 
 class TurnEncoder:
     """Makes records of turns. Invariant: its output depends only on the turns since the last `restart`."""
 
-    __slots__ = ("_arrivals", "_closing", "_lasting", "_limit", "_named", "_number", "_renaming", "_starts")
+    __slots__ = ("_arrivals", "_closing", "_lasting", "_limit", "_named", "_number", "_renaming", "_starts", "_version")
 
     def __init__(self, renaming: Renaming) -> None:
         self._renaming = renaming
@@ -120,6 +124,8 @@ class TurnEncoder:
         self._limit = -1  # written by: restart, _notes
         self._lasting: dict[int, tuple[int, int]] = {}  # written by: restart, _notes
         self._named: dict[int, str] = {}  # written by: restart, encode
+        self._version = ""
+        """Of the weights that have computed the latest tokens."""  # written by: restart, encode
 
     def encode(self, turn: Turn) -> Record:
         """Return the next record."""
@@ -136,9 +142,13 @@ class TurnEncoder:
         if len(self._named) > 16 * _MOST_REMEMBERED:
             self._named.clear()
         refused: list[tuple[str, str]] = []
+        versions: list[tuple[float, str]] = []
         events: list[tuple[float, str, str, str, int]] = []
         for time_s, deltas in turn.answers:
             for delta in deltas:
+                if delta.tokens and delta.weights != self._version:
+                    self._version = delta.weights
+                    versions.append((time_s, delta.weights))
                 if not delta.first and delta.finish is None:
                     continue
                 code = "" if delta.refusal is None else delta.refusal.code or delta.refusal.param or ""
@@ -152,7 +162,9 @@ class TurnEncoder:
             number=self._number - 1,
             commands=tuple(plain_command(command, answer, self._renaming) for command, answer in turn.commands),
             clock=tuple(turn.clock),
-            grammars=tuple(turn.grammars),
+            ends=tuple((number, self._end(values)) for number, values in turn.ends),
+            towers=tuple(turn.towers),
+            exchanges=() if all(turn.exchanges) else tuple(turn.exchanges),
             matchers=tuple(self._matchers(turn)),
             drafts=tuple(turn.drafts),
             cache=turn.cache,
@@ -160,6 +172,12 @@ class TurnEncoder:
             results=tuple(map(self._result, turn.results)),
             plans=tuple(map(self._plan, turn.plans)),
             refused=tuple(refused),
+            versions=tuple(versions),
+            adapters=tuple(
+                (note.request.arrival, note.request.adapter.name, note.request.adapter.version)
+                for note in turn.notes
+                if note.reason is Reason.ADMITTED and note.request is not None and note.request.adapter is not None
+            ),
             notes=tuple(self._notes(turn)),
             names=tuple(names.items()),
             misses=tuple(
@@ -169,6 +187,14 @@ class TurnEncoder:
             ),
             events=tuple(events),
         )
+
+    def _end(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(values)
+        if "invocation" in found:
+            found["invocation"] = self._renaming.ids(found["invocation"])
+        if "digests" in found:
+            found["digests"] = tuple(map(self._renaming.digest, found["digests"]))
+        return found
 
     def _matchers(self, turn: Turn) -> list[tuple[int, int, str, Any]]:
         return [

@@ -30,8 +30,8 @@ class Line:
     after_s: float
     """Seconds from the arrival of the request to that time."""
     kind: str
-    """arrived, compiled, waited, admitted, cache, prompt, stalled, first_token, preempted, paused, resumed, priority,
-    aborted or ended."""
+    """arrived, compiled, waited, admitted, cache, prompt, stalled, first_token, weights, preempted, paused, resumed,
+    priority, aborted or ended."""
     text: str
     """A sentence."""
     request_id: str
@@ -120,6 +120,8 @@ class _Reader:
         self._evictions: deque[tuple[float, float, int]] = deque(maxlen=_MOST_EVICTIONS)
         """First and last reading of the clock of a turn, and the request that pages were evicted for."""
         self._now_s = header.clock_s
+        self._version = ""
+        """Of the weights that have computed the latest tokens."""
 
     def lines(self, log: Log) -> list[Line]:
         """Return all lines."""
@@ -138,6 +140,8 @@ class _Reader:
                 self._note(note, frame)
             for plan in frame.plans:
                 self._plan(plan)
+            for time_s, version in frame.versions:
+                self._changed(time_s, version)
             for event in frame.events:
                 self._event(*event)
         for life in self._lives.values():
@@ -172,9 +176,14 @@ class _Reader:
             for life in self._lives.values():
                 self._close(life)
                 self._say(life, "paused", f"the engine was paused: {leave}")
-        elif kind == "Resume":
+        elif kind == "Sleep":
             for life in self._lives.values():
-                self._say(life, "resumed", "the engine was resumed")
+                self._close(life)
+                self._say(life, "paused", "the engine was put to sleep")
+        elif kind in ("Resume", "WakeUp"):
+            how = "resumed" if kind == "Resume" else "woken"
+            for life in self._lives.values():
+                self._say(life, "resumed", f"the engine was {how}")
 
     def _note(self, note: tuple[int, ...], record: Record) -> None:
         reason, arrival, other, *numbers = note
@@ -217,10 +226,13 @@ class _Reader:
     def _admitted(self, life: _Life, numbers: Sequence[int], record: Record) -> None:
         self._close(life)
         num_cached, num_first, num_wanted = numbers
-        text = words.admission(num_cached, num_first, num_wanted, is_again=life.was_admitted)
+        name, version = next((rest for arrival, *rest in record.adapters if arrival == life.arrival), ("", ""))
+        text = words.admission(num_cached, num_first, num_wanted, is_again=life.was_admitted, adapter=name)
+        used: dict[str, Any] = {"adapter": name, "adapter_version": version} if name else {}
         self._say(
-            life, "admitted", text, cached_tokens=num_cached, first_step_tokens=num_first, missing_tokens=num_wanted
-        )
+            life, "admitted", text, cached_tokens=num_cached, first_step_tokens=num_first, missing_tokens=num_wanted,
+            **used,
+        )  # fmt: skip
         miss = next((miss for miss in record.misses if miss[0] == life.arrival), None)
         if miss is not None and not life.was_admitted:
             _, cause, num_reusable, num_cached, first_difference, num_possible, evicted_by, evicted_s = miss
@@ -296,7 +308,9 @@ class _Reader:
             return
         if kind == "first":
             life.first_s = time_s
-            self._say(life, "first_token", "its first token was sent", at_s=time_s)
+            by = f", computed by weights {self._version}" if self._version else ""
+            more = {"weights": self._version} if by else {}
+            self._say(life, "first_token", f"its first token was sent{by}", at_s=time_s, **more)
             return
         self._close(life, at_s=time_s)
         speed = ""
@@ -306,6 +320,14 @@ class _Reader:
         text = words.end(kind, code, num_output, life.num_steps) + speed
         self._say(life, "ended", text, at_s=time_s, reason=kind, code=code, output_tokens=num_output)
         del self._lives[request_id]
+
+    def _changed(self, time_s: float, version: str) -> None:
+        """Note that tokens are of other weights from here on."""
+        self._version = version
+        for life in self._lives.values():
+            if life.first_s and life.is_running:
+                text = f"weights {version} have computed its tokens from here on"
+                self._say(life, "weights", text, at_s=time_s, weights=version)
 
     def _last(self, life: _Life, kind: str, text: str) -> _Span:
         """Return the span of a lasting state; a different state before it ends."""

@@ -81,9 +81,10 @@ def stall(reason: Reason, other: str) -> str:
             return "the step was spent on prompts"
 
 
-def admission(num_cached: int, num_first: int, num_wanted: int, *, is_again: bool) -> str:
-    """Return that a request was admitted."""
-    text = f"was admitted{' again' if is_again else ''}: {tokens(num_cached)} of it were cached, and its first step "
+def admission(num_cached: int, num_first: int, num_wanted: int, *, is_again: bool, adapter: str) -> str:
+    """Return that a request was admitted, with the name of its adapter if it has one."""
+    how = (" again" if is_again else "") + (f" with adapter {adapter}" if adapter else "")
+    text = f"was admitted{how}: {tokens(num_cached)} of it were cached, and its first step "
     if num_first == num_wanted:
         return text + f"computes the other {num_wanted:,}"
     return text + f"computes {num_first:,} of the other {num_wanted:,}"

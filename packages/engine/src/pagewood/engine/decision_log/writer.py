@@ -69,8 +69,28 @@ class DecisionLog:
         self.recorder = Recorder(self._put, close=self._close, clock=clock)
         """The source of the written turns."""
 
-    def begin(self, *, max_drafts: int, drafts_constrained: bool, has_grammars: bool, has_tiers: bool) -> None:
-        """Write the header, and begin to write turns; called before the first turn, with what `assemble` got."""
+    def begin(
+        self,
+        *,
+        max_drafts: int,
+        drafts_constrained: bool,
+        has_grammars: bool,
+        has_images: bool,
+        has_tiers: bool,
+        has_adapters: bool,
+        weights: tuple[str, str] | None,
+    ) -> None:
+        """Write the header, and begin to write turns; called before the first turn.
+
+        Args:
+            max_drafts: see `Header`, as for all that follow.
+            drafts_constrained: as in `assemble`.
+            has_grammars: whether it got a compiler.
+            has_images: whether it got an encoder of images.
+            has_tiers: whether the cache has lower tiers.
+            has_adapters: whether it got a source of adapters.
+            weights: why they are fixed, and why they stay awake; None: they have no source.
+        """
         info = asdict(self._info)
         info["eos_token_ids"] = self._renaming.ids(self._info.eos_token_ids)
         self._header = Header(
@@ -83,6 +103,9 @@ class DecisionLog:
             max_drafts=max_drafts,
             drafts_constrained=drafts_constrained,
             has_grammars=has_grammars,
+            has_images=has_images,
+            has_adapters=has_adapters,
+            weights=weights,
             has_tiers=has_tiers,
             has_tokens=self._config.decision_log_tokens,
         )

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagewood.engine.api import Image, Refusal
-from pagewood.engine.core.images import PromptImages, marks_of
+from pagewood.engine.core.images import PromptImages
 from pagewood.engine.core.messages.arrays import Int32
 from pagewood.engine.images.cached_ids import digest_of, spans_of
 from pagewood.engine.images.recipe import ImageRecipe
@@ -153,7 +153,7 @@ class TowerEncoder:
         return PromptImages(
             spans=spans,
             features=tuple(features),
-            marks=marks_of(spans, digests),
+            digests=tuple(digests),
             positions=self._positions(prompt, spans, images),
             see_each_other=self._recipe.config.see_each_other,
             sources=tuple(images),

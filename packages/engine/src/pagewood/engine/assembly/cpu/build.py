@@ -9,11 +9,11 @@ from pathlib import Path
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble, page_allocator
-from pagewood.engine.assembly.adapter_pool import adapter_pool
+from pagewood.engine.assembly.adapter_source import adapter_source
 from pagewood.engine.assembly.available_memory import available_memory_bytes
 from pagewood.engine.assembly.cpu.encoders import for_encoder
 from pagewood.engine.assembly.cpu.rank import CPURank
-from pagewood.engine.assembly.cpu.weights import CPUPart, why_awake, why_fixed
+from pagewood.engine.assembly.cpu.weights import CPUPart, why_awake
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.images import ImageUseOfModel
 from pagewood.engine.assembly.model_weights import ModelWeights
@@ -257,13 +257,11 @@ def _engine(
     own = with_tower(CPUPart(rank, tower=parts.images.tower), encoder, parts.images.read, gives_back=False)
     source = ModelWeights(parts.folder, own)
     tail = read_vector_tail(parts.folder, parts.model.hidden_size)
-    reason = why_fixed(config) if tail is None else "vectors of the model go through further modules of its folder"
-    adapters = None if rank.adapters is None else adapter_pool(config, rank.adapters, parts.folder, group, source)
+    reason = None if tail is None else "vectors of the model go through further modules of its folder"
     weights = ServedWeights(
         source if group is None else RankedWeights(source, group),
-        adapters=adapters,
         why_fixed=reason or "",
-        why_awake=why_awake(config) or "",
+        why_awake=why_awake() or "",
     )
     frames = Frames(pages=allocator, layers=rank.groups, beside=beside) if isinstance(allocator, PageGroups) else None
     return assemble(
@@ -283,7 +281,7 @@ def _engine(
         allocator=allocator,
         drafting=control,
         compiler=grammar_compiler(config, parts.folder, info),
-        adapters=adapters,
+        adapters=adapter_source(rank.adapters, parts.folder, group, source),
         drafts_constrained=True,
         processors=parts.processors,
         inbox=inbox,

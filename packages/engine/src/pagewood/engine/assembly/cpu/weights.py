@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from pagewood.engine.api import EngineConfig
 from pagewood.engine.assembly.cpu.rank import CPURank
 from pagewood.engine.models.images.tower import Tower
 from pagewood.engine.models.stored.tensor_files import TensorFiles
@@ -83,13 +82,6 @@ class CPUPart:
             self._stored.close()
 
 
-def why_fixed(config: EngineConfig) -> str | None:
-    """Return why the weights of an engine on a CPU cannot be updated, or None."""
-    return None if config.decision_log is None else "decision_log does not keep when updates have been read"
-
-
-def why_awake(config: EngineConfig) -> str | None:
+def why_awake() -> str | None:
     """Return why an engine on a CPU cannot give memory back, or None."""
-    if config.decision_log is not None:
-        return "decision_log does not keep when memory is given back"
     return None if can_return_pages() else "the system is not Linux"

@@ -21,12 +21,12 @@ from torch.nn import functional
 
 from pagewood.engine.api import EngineConfig, Inbox, Outbox, Progress
 from pagewood.engine.assemble import assemble
-from pagewood.engine.assembly.adapter_pool import adapter_pool
+from pagewood.engine.assembly.adapter_source import adapter_source
 from pagewood.engine.assembly.cuda.adapters import cuda_adapters
 from pagewood.engine.assembly.cuda.device_budget import MIB, Budget, compute_largest_steps, graph_bytes, largest_batch
 from pagewood.engine.assembly.cuda.drafter import LoadedDrafter, drafter_needs, drafter_of
 from pagewood.engine.assembly.cuda.rank import CUDARank, CUDARanks, started_ranks, use_device
-from pagewood.engine.assembly.cuda.weights import CUDAPart, DeviceWeights, why_awake, why_fixed
+from pagewood.engine.assembly.cuda.weights import CUDAPart, DeviceWeights, why_fixed
 from pagewood.engine.assembly.grammar_compiler import grammar_compiler
 from pagewood.engine.assembly.images import ImageUseOfModel
 from pagewood.engine.assembly.model_weights import ModelWeights
@@ -228,14 +228,9 @@ def _engine_on(
     group = None if ranks is None else ranks.group
     tail = read_vector_tail(folder, built.model.hidden_size)
     fixed = why_fixed(config) if tail is None else "vectors of the model go through further modules of its folder"
-    awake = why_awake(config)
-    part = source = None
     encoder = built.images.encoder(config, device=device.torch_device)
-    if fixed is None or awake is None:
-        whole = with_tower(CUDAPart(device, built), encoder, built.images.read, gives_back=True)
-        part = ModelWeights(folder, whole, groups=TrainerGroups(device.torch_device))
-        source = part if group is None else RankedWeights(part, group)
-    adapters = None if built.adapters is None else adapter_pool(config, built.adapters, folder, group, part)
+    whole = with_tower(CUDAPart(device, built), encoder, built.images.read, gives_back=True)
+    part = ModelWeights(folder, whole, groups=TrainerGroups(device.torch_device))
     return assemble(
         config,
         info=info,
@@ -243,13 +238,13 @@ def _engine_on(
         make_cache=make_cache,
         drafting=control,
         compiler=grammar_compiler(config, folder, info),
-        adapters=adapters,
+        adapters=adapter_source(built.adapters, folder, group, part),
         drafts_constrained=True,
         processors=processors,
         inbox=inbox,
         outbox=outbox,
         vector_tail=tail,
-        weights=ServedWeights(source, adapters=adapters, why_fixed=fixed or "", why_awake=awake or ""),
+        weights=ServedWeights(part if group is None else RankedWeights(part, group), why_fixed=fixed or ""),
         images=encoder,
     )
 

@@ -18,7 +18,7 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from pagewood.engine.api import EngineConfig, Progress
-from pagewood.engine.assembly.adapter_pool import adapter_folders
+from pagewood.engine.assembly.adapter_source import adapter_folders
 from pagewood.engine.assembly.cuda.drafter import drafter_of, head_of
 from pagewood.engine.assembly.cuda.weights import CUDAPart
 from pagewood.engine.assembly.model_weights import ModelWeights

@@ -159,11 +159,4 @@ class CUDAPart:
 
 def why_fixed(config: EngineConfig) -> str | None:
     """Return why the weights of an engine on a device cannot be updated, or None."""
-    if config.expert_kernels != "triton":
-        return f"expert_kernels is {config.expert_kernels}"
-    return why_awake(config)
-
-
-def why_awake(config: EngineConfig) -> str | None:
-    """Return why an engine on a device cannot give memory back, or None."""
-    return None if config.decision_log is None else "decision_log does not keep when that was done"
+    return None if config.expert_kernels == "triton" else f"expert_kernels is {config.expert_kernels}"

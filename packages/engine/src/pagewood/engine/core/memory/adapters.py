@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container, Hashable, Iterable
 from typing import Any, Protocol
-from weakref import WeakSet
 
 from pagewood.engine.api import LoadAdapter, Refusal
 from pagewood.engine.core.adapter import Adapter, LoadedAdapter
@@ -81,7 +80,7 @@ class AdapterPool:
     """
 
     __slots__ = (
-        "_bound", "_by_name", "_loading", "_num_loaded", "_num_updates", "_num_users", "_pinned", "_sharing", "_slots",
+        "_by_name", "_loading", "_num_loaded", "_num_updates", "_num_users", "_pinned", "_sharing", "_slots",
         "_source",
     )  # fmt: skip
 
@@ -93,8 +92,6 @@ class AdapterPool:
         self._loading: list[tuple[LoadAdapter, Loading, int]] = []
         """With the number of updates of the weights before."""  # written by: adapters
         self._num_updates = 0  # written by: note_update
-        self._bound: WeakSet[Adapter] = WeakSet()
-        """Those that live and are right for the present weights only."""  # contents written by: adapters
         self._num_loaded = 0  # written by: adapters
         self._slots: OrderedDict[int, Adapter | None] = OrderedDict((slot, None) for slot in range(num_slots))
         """By slot, its adapter; the one whose requests ended longest ago comes first."""  # written by: adapters
@@ -111,10 +108,10 @@ class AdapterPool:
         """The versions of the loaded adapters, by name; empty where prefixes are those of the model up to a token."""
         return {name: "" if one.invocation else one.version for name, one in self._by_name.items()}
 
-    @property
-    def bound(self) -> str | None:
-        """The name of an adapter that fits only the present weights and may still run, or None."""
-        return next((one.name for one in self._bound), None)
+    def bound(self, live: Iterable[Request]) -> str | None:
+        """Return the name of an adapter that fits only the present weights, and is loaded or has a live request."""
+        named = (*self._by_name.values(), *(one.adapter for one in live if one.adapter is not None))
+        return next((one.name for one in named if one.is_bound), None)
 
     def note_update(self) -> None:
         """Note that the weights of the model are others; no adapter is `bound` to the old ones."""
@@ -229,8 +226,6 @@ class AdapterPool:
             )
             self._source.keep(adapter.number, loaded.weights)
             self._by_name[command.name] = adapter
-            if adapter.is_bound:
-                self._bound.add(adapter)
             if old is not None:
                 self._clear(old)
         (self._pinned.add if command.is_pinned else self._pinned.discard)(command.name)
