@@ -29,7 +29,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 import transformers
-from safetensors.numpy import save_file
+from safetensors.torch import save_file
 
 from pagewood.engine.api import Abort, EngineConfig, LoadAdapter, SamplingParams, Submit, UnloadAdapter
 from pagewood.engine.build import build_engine
@@ -54,6 +54,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the adapters")
     parser.add_argument("--rounds", type=int, default=7, help="pairs of each kind")
     parser.add_argument("--steps", type=int, default=60, help="steps of a turn")
     parser.add_argument("--long-steps", type=int, default=400, help="steps of a turn for the third figure, at least")
@@ -68,7 +69,7 @@ def main() -> None:
         write_model(folder / "model", shape)
         names = [f"a{number}" for number in range(NUM_REQUESTS)]
         for number, name in enumerate(names):
-            write_adapter(folder / name, shape, options.rank, seed=number)
+            write_adapter(folder / name, shape, options.rank, dtype=getattr(torch, options.dtype), seed=number)
         plain, adapted = Bench(folder, ()), Bench(folder, names)
         none: list[str | None] = [None] * NUM_REQUESTS
         alone, all_used = (plain, none), (adapted, names)
@@ -187,7 +188,7 @@ def write_model(folder: Path, shape: dict[str, int], *, seed: int = 0) -> None:
     transformers.LlamaForCausalLM(config).save_pretrained(str(folder))
 
 
-def write_adapter(folder: Path, shape: dict[str, int], rank: int, *, seed: int) -> None:
+def write_adapter(folder: Path, shape: dict[str, int], rank: int, *, dtype: torch.dtype, seed: int) -> None:
     """Write an adapter of all projections with random numbers."""
     folder.mkdir()
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
@@ -200,12 +201,13 @@ def write_adapter(folder: Path, shape: dict[str, int], rank: int, *, seed: int) 
         "target_modules": [one.split(".")[1] for one in sizes],
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    rng, tensors = np.random.default_rng(seed), {}
+    torch.manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
     for layer in range(shape["num_hidden_layers"]):
         for name, (inputs, outputs) in sizes.items():
             place = f"base_model.model.model.layers.{layer}.{name}"
-            tensors[f"{place}.lora_A.weight"] = rng.normal(0, 0.02, (rank, inputs)).astype(np.float32)
-            tensors[f"{place}.lora_B.weight"] = rng.normal(0, 0.02, (outputs, rank)).astype(np.float32)
+            tensors[f"{place}.lora_A.weight"] = (0.02 * torch.randn(rank, inputs)).to(dtype)
+            tensors[f"{place}.lora_B.weight"] = (0.02 * torch.randn(outputs, rank)).to(dtype)
     save_file(tensors, folder / "adapter_model.safetensors")
 
 

@@ -18,6 +18,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
 
 from adapter_folders import EXPERTS, changeable, linear_names, write_adapter
 from adapter_kinds import COMPARED, KINDS, LAYOUTS, TOKENS
@@ -212,6 +214,41 @@ def test_bits_do_not_depend_on_the_batch(form: str, llama: tuple[Any, Path], fol
         own.runner.close()
         for (_, slot, _), logits in zip(mixed, parts, strict=True):
             assert np.array_equal(np.concatenate(logits), alone[slots.index(slot)])
+
+
+HALVED: list[dict[str, Any]] = [
+    {"r": 16}, {"r": 20, "target_modules": ["q_proj", "v_proj", "down_proj"]},
+    {"r": 5, "rank_pattern": {"gate_proj": 36, "o_proj": 33}},
+]  # fmt: skip
+"""The ranks of adapters in bfloat16: their matrices A fill panels, narrow panels, or parts of them. Of the last, some
+matrices B are float32, because their scale makes other numbers of theirs."""
+
+
+def test_numbers_of_bfloat16_stay_halves_and_change_no_bit(
+    llama: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, fields in enumerate(HALVED):
+        fields = {"target_modules": linear_names(llama[0]), "lora_alpha": 2 * fields["r"], **fields}
+        write_adapter(copy.deepcopy(llama[0]).bfloat16(), tmp_path / str(number), seed=number, **fields)
+        path = tmp_path / str(number) / "adapter_model.safetensors"
+        save_torch({name: one.bfloat16() for name, one in load_torch(path).items()}, path)
+    folders = [tmp_path / str(number) for number in range(len(HALVED))]
+    found: list[list[Float32]] = []
+    sizes: list[list[int]] = []
+    for is_halved in (True, False):
+        if not is_halved:
+            seed_fault([(program_adapters, "_panels", "if (words & 0xFFFF).any()", "if True")], monkeypatch)
+        own = bench(llama[1])
+        own.load(*folders)
+        sizes.append([one.nbytes for one in _HELD[-len(folders) :]])
+        sequences = [own.add(TOKENS, slot) for slot in (0, 1, 2, -1, 2, 1, 0, 0, 0)]
+        grants = [20, 1, 9, 5, 30, 17, 1, 2, 3]
+        found.append(own.logits(list(zip(sequences, grants, strict=True))))
+        found[-1] += own.logits([(one, 1) for one in sequences])
+        own.runner.close()
+    assert all(np.array_equal(own, other) for own, other in zip(*found, strict=True))
+    for half, whole, most in zip(*sizes, (0.52, 0.52, 0.7), strict=True):
+        assert half < most * whole
 
 
 def _without_adapters(folder: Path, packer: Packer, prompt: list[int]) -> Float32:

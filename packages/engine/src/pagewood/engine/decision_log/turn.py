@@ -71,13 +71,13 @@ class Turn:
     commands: list[tuple[Command, Delta | None]] = field(default_factory=list[tuple[Command, Delta | None]])
     # contents written by: recorder
     ends: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list[tuple[int, Mapping[str, Any]]])
-    # contents written by: recorder
+    # contents written by: recorded_work
     exchanges: list[bool] = field(default_factory=list[bool])
-    # contents written by: recorder
+    # contents written by: recorded_work
     towers: list[int] = field(default_factory=list[int])
-    # contents written by: recorder
+    # contents written by: recorded_work
     matchers: list[tuple[int, int, str, Any]] = field(default_factory=list[tuple[int, int, str, Any]])
-    # contents written by: recorder
+    # contents written by: recorded_grammars
     drafts: list[list[int] | None] = field(default_factory=list["list[int] | None"])
     # contents written by: recorder
     cache: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])

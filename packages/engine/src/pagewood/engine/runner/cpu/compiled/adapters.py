@@ -10,7 +10,7 @@ adapter changes some. The matrices A of an adapter lie below each other and are 
 Every expert has projections of its own, which are neighbours in the table. The rows of experts, by expert already, are
 grouped by slot within an expert; a run is then of one slot and one expert.
 
-Legend: T rows, K inputs, N outputs, C components, R columns of all A of a slot (a multiple of 32), Z most of them.
+Legend: T rows, K inputs, N outputs, C components, R columns of all A of a slot (a multiple of 16), Z most of them.
 """
 
 # pyright: basic
@@ -35,9 +35,18 @@ from pagewood.engine.runner.cpu.compiled.instruction import (
 )
 from pagewood.engine.runner.cpu.compiled.layout import Column
 from pagewood.engine.runner.cpu.compiled.machine.kernel import inlined, strict
-from pagewood.engine.runner.cpu.compiled.machine.memory import floats, integer_rows, integers, longs, vector
+from pagewood.engine.runner.cpu.compiled.machine.memory import floats, integer_rows, integers, longs, shorts, vector
 from pagewood.engine.runner.cpu.compiled.products.matmul import BLOCK
-from pagewood.engine.runner.cpu.compiled.products.tile import LOW, TALL, WIDTH, multiply_rows
+from pagewood.engine.runner.cpu.compiled.products.tile import (
+    LOW,
+    NARROW,
+    TALL,
+    WIDTH,
+    multiply_narrow,
+    multiply_narrow_by_half,
+    multiply_rows,
+    multiply_rows_by_half,
+)
 
 MOST_COMPONENTS = 3
 """C is at most this: queries, keys and values."""
@@ -55,11 +64,13 @@ class SiteColumn(IntEnum):
     """A column of what a slot says of a projection."""
 
     SHRINK = 0
-    """Address of `[R / 32, K, 32]`, the panels of all A, or of an embedding's transposed A `[K, R]`; 0: the adapter
-    does not change this projection."""
+    """Address of the panels of all A, `[K, 32]` each, the last of them narrow, `[K, 16]`, if R is no multiple of 32;
+    or of an embedding's transposed A `[K, R]`; 0: the adapter does not change this projection."""
     SIZE = 1
     """R."""
-    COMPONENTS = 2
+    IS_HALF = 2
+    """1: the panels are bfloat16, as uint16; 0: float32."""
+    COMPONENTS = 3
     """The first of `ComponentColumn` of the first component; those of the others follow."""
 
 
@@ -75,6 +86,8 @@ class ComponentColumn(IntEnum):
     """Address of `[N]`, which multiply what the model computes; 0: ones."""
     BIAS = 4
     """Address of `[N]`, added; 0: zeros."""
+    IS_HALF = 5
+    """As `SiteColumn.IS_HALF`, of the panels of B."""
 
 
 NUM_COMPONENT_COLUMNS = len(ComponentColumn)
@@ -253,25 +266,36 @@ def shrink(
     if own[SiteColumn.SHRINK] == 0 or panel * WIDTH >= own[SiteColumn.SIZE]:
         return
     order, x, out = integers(order_at, 0), vector(x_at, 0), vector(out_at, 0)
-    panels, zeros = vector(own[SiteColumn.SHRINK], 0), np.zeros(WIDTH, np.float32)
-    gathered, panel_at = np.empty(LOW * size, np.float32), panel * size * WIDTH
+    panels, halves = vector(own[SiteColumn.SHRINK], 0), shorts(own[SiteColumn.SHRINK], 0)
+    is_half, is_narrow = own[SiteColumn.IS_HALF] != 0, own[SiteColumn.SIZE] - panel * WIDTH == NARROW
+    gathered, panel_at, zeros = np.empty(LOW * size, np.float32), panel * size * WIDTH, np.zeros(WIDTH, np.float32)
     num = (count + LOW - 1) // LOW
     for one in range(num):
         begin, end = first + count * one // num, first + count * (one + 1) // num
-        at = begin * most + panel * WIDTH
-        if order[end - 1] - order[begin] == end - 1 - begin:  # neighbours, which are read where they are
+        count_here, at = end - begin, begin * most + panel * WIDTH
+        rows, row_at, stride = x, np.int64(order[begin]) * x_size, np.int64(x_size)
+        if order[end - 1] - order[begin] != end - 1 - begin:  # no neighbours, which are read where they are
+            for place in range(begin, end):
+                source = np.int64(order[place]) * x_size
+                for i in range(_U(size)):
+                    gathered[_U((place - begin) * size) + i] = x[_U(source) + i]
+            rows, row_at, stride = gathered, np.int64(0), np.int64(size)
+        if is_half and is_narrow:
+            multiply_narrow_by_half(
+                count_here, rows, row_at, stride, halves, panel_at, size, zeros, 0, out, at, most, panel_at, 0
+            )
+        elif is_half:
+            multiply_rows_by_half(
+                count_here, rows, row_at, stride, halves, panel_at, size, zeros, 0, out, at, most, panel_at, 0
+            )
+        elif is_narrow:
+            multiply_narrow(
+                count_here, rows, row_at, stride, panels, panel_at, size, zeros, 0, out, at, most, panel_at, 0
+            )
+        else:
             multiply_rows(
-                end - begin, x, np.int64(order[begin]) * x_size, x_size, panels, panel_at, size, zeros, 0, out, at,
-                most, panel_at, 0,
-            )  # fmt: skip
-            continue
-        for place in range(begin, end):
-            source = np.int64(order[place]) * x_size
-            for i in range(_U(size)):
-                gathered[_U((place - begin) * size) + i] = x[_U(source) + i]
-        multiply_rows(
-            end - begin, gathered, 0, size, panels, panel_at, size, zeros, 0, out, at, most, panel_at, 0
-        )  # fmt: skip
+                count_here, rows, row_at, stride, panels, panel_at, size, zeros, 0, out, at, most, panel_at, 0
+            )
 
 
 @instruction(single_rows)
@@ -352,12 +376,19 @@ def expand(
         inside = (panel - base) * WIDTH
         width = min(WIDTH, sizes[component] - inside)
         weights, factors, bias = vector(weights_at, 0), vector(factors_at, 0), vector(bias_at, 0)
+        halves, is_half = shorts(weights_at, 0), own[at + ComponentColumn.IS_HALF] != 0
         for one in range(num):
             begin, end = first + count * one // num, first + count * (one + 1) // num
-            if weights_at != 0:
+            x_place = begin * most + own[at + ComponentColumn.FIRST]
+            if weights_at != 0 and is_half:
+                multiply_rows_by_half(
+                    end - begin, x, x_place, most, halves, inside * rank, rank, zeros, 0, added, 0, WIDTH,
+                    inside * rank, 0,
+                )  # fmt: skip
+            elif weights_at != 0:
                 multiply_rows(
-                    end - begin, x, begin * most + own[at + ComponentColumn.FIRST], most, weights, inside * rank, rank,
-                    zeros, 0, added, 0, WIDTH, inside * rank, 0,
+                    end - begin, x, x_place, most, weights, inside * rank, rank, zeros, 0, added, 0, WIDTH,
+                    inside * rank, 0,
                 )  # fmt: skip
             else:
                 for i in range(_U(LOW * WIDTH)):

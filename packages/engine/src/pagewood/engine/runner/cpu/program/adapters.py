@@ -28,11 +28,13 @@ from pagewood.engine.runner.cpu.compiled.adapters import (
     ComponentColumn,
     SiteColumn,
 )
-from pagewood.engine.runner.cpu.compiled.products.tile import WIDTH
+from pagewood.engine.runner.cpu.compiled.products.tile import NARROW, WIDTH
 from pagewood.engine.runner.cpu.program.experts import Grouping
 from pagewood.engine.runner.cpu.program.tape import Buffer, Rows
 
 Float32 = NDArray[np.float32]
+Numbers = NDArray[np.float32 | np.uint16]
+"""float32, or bfloat16 as uint16."""
 Int64 = NDArray[np.int64]
 
 
@@ -53,7 +55,7 @@ class PackedAdapter:
 
     rows: Int64
     """[P, NUM_SITE_COLUMNS], what a slot with it says of each projection."""
-    kept: Sequence[Float32]
+    kept: Sequence[Numbers]
     """The arrays that `rows` has the addresses of."""
 
     @property
@@ -153,10 +155,10 @@ class CPUAdapters:
     def pack(self, weights: AdapterWeights) -> PackedAdapter:
         """Lay an adapter out."""
         rows = np.zeros((len(self._projections), NUM_SITE_COLUMNS), np.int64)
-        kept: list[Float32] = []
+        kept: list[Numbers] = []
 
-        def place(array: Float32) -> int:
-            kept.append(np.ascontiguousarray(array, np.float32))
+        def place(array: Numbers) -> int:
+            kept.append(np.ascontiguousarray(array))
             return kept[-1].ctypes.data
 
         for row, projection in zip(rows, self._projections, strict=True):
@@ -167,14 +169,18 @@ class CPUAdapters:
             row[SiteColumn.SIZE] = len(stacked)
             if projection.part is not None:
                 stacked = stacked[:, projection.part.start : projection.part.stop]
-            if len(stacked):
-                row[SiteColumn.SHRINK] = place(stacked.T if projection.takes_tokens else _panels(stacked))
+            if len(stacked) and projection.takes_tokens:
+                row[SiteColumn.SHRINK] = place(stacked.T)
+            elif len(stacked):
+                panels = _panels(stacked, NARROW)
+                row[SiteColumn.SHRINK], row[SiteColumn.IS_HALF] = place(panels), panels.dtype == np.uint16
             parts = zip(changes, firsts, projection.rows_here(), strict=True)
             for number, (change, first, own) in enumerate(parts):
                 if change is not None:
                     columns = row[SiteColumn.COMPONENTS + number * NUM_COMPONENT_COLUMNS :]
                     for column, array in _arrays(change, own, adds_bias=projection.adds_bias).items():
                         columns[column] = place(array)
+                        columns[ComponentColumn.IS_HALF] |= array.dtype == np.uint16
                     columns[ComponentColumn.FIRST] = first
                     columns[ComponentColumn.RANK] = 0 if change.a is None else len(change.a)
         return PackedAdapter(rows=rows, kept=kept)
@@ -314,7 +320,8 @@ class AdaptedExperts:
 
 
 def _stacked(matrices: Sequence[Float32 | None]) -> tuple[list[int], Float32]:
-    """Return the first row of each matrix `[r, K]` where they lie below each other, and all, filled up to 32 rows.
+    """Return the first row of each matrix `[r, K]` where they lie below each other, and all, filled up to a multiple of
+    16 rows.
 
     Modules that share one matrix, because they are stored as one, share its rows.
     """
@@ -330,28 +337,32 @@ def _stacked(matrices: Sequence[Float32 | None]) -> tuple[list[int], Float32]:
         firsts.append(places[id(one)])
     if not parts:
         return firsts, np.empty((0, 0), np.float32)
-    fill = np.zeros((-total % WIDTH, parts[0].shape[1]), np.float32)
+    fill = np.zeros((-total % NARROW, parts[0].shape[1]), np.float32)
     return firsts, np.concatenate([*parts, fill])
 
 
-def _panels(matrix: Float32) -> Float32:
-    """Return a matrix `[N, K]` as panels `[N / 32, K, 32]`, with zeros behind its outputs."""
+def _panels(matrix: Float32, multiple: int) -> Numbers:
+    """Return the panels `[K, 32]` of a matrix `[N, K]`, one after the other, as bfloat16 if that changes no number.
+
+    Zeros fill its outputs up to a `multiple` of 16 or 32; the last panel may then be `[K, 16]`.
+    """
     size, depth = matrix.shape
-    padded = np.zeros((-(-size // WIDTH) * WIDTH, depth), np.float32)
+    padded = np.zeros((-(-size // multiple) * multiple, depth), np.float32)
     padded[:size] = matrix
-    return np.ascontiguousarray(padded.reshape(-1, WIDTH, depth).transpose(0, 2, 1))
+    words = np.concatenate([padded[at : at + WIDTH].T.ravel() for at in range(0, len(padded), WIDTH)]).view(np.uint32)
+    return words.view(np.float32) if (words & 0xFFFF).any() else (words >> 16).astype(np.uint16)
 
 
-def _arrays(change: Change, order: NDArray[np.int64] | None, *, adds_bias: bool) -> Mapping[ComponentColumn, Float32]:
+def _arrays(change: Change, order: NDArray[np.int64] | None, *, adds_bias: bool) -> Mapping[ComponentColumn, Numbers]:
     """Return the arrays of a component, its outputs in the order of the projection; of a part of a sum, parts of one
     that adds up."""
 
     def arranged(array: Float32) -> Float32:
         return array if order is None else array[order]
 
-    found: dict[ComponentColumn, Float32] = {}
+    found: dict[ComponentColumn, Numbers] = {}
     if change.b is not None:
-        found[ComponentColumn.EXPAND] = _panels(arranged(change.b))
+        found[ComponentColumn.EXPAND] = _panels(arranged(change.b), WIDTH)
     if change.factors is not None:
         found[ComponentColumn.FACTORS] = arranged(change.factors)
     if change.bias is not None and adds_bias:

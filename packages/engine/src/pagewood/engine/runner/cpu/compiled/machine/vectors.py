@@ -34,6 +34,13 @@ def load(builder: Any, pointer: Any, vector: Any) -> Any:
     return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=4)
 
 
+def load_half(builder: Any, pointer: Any, vector: Any) -> Any:
+    """Return as float32 the vector of bfloat16 at a pointer to uint16 of any alignment."""
+    halves, words = (ir.VectorType(ir.IntType(bits), vector.count) for bits in (16, 32))
+    found = builder.zext(builder.load(builder.bitcast(pointer, halves.as_pointer()), align=2), words)
+    return builder.bitcast(builder.shl(found, ir.Constant(words, [16] * vector.count)), vector)
+
+
 def store(builder: Any, value: Any, pointer: Any) -> None:
     """Write a vector to a pointer to float32 of any alignment."""
     builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=4)

@@ -22,6 +22,7 @@ from pagewood.engine.runner.cpu.compiled.machine.vectors import (
     INDEX,
     data_at,
     load,
+    load_half,
     multiply_add,
     prefetch,
     spread,
@@ -31,6 +32,8 @@ from pagewood.engine.runner.cpu.compiled.machine.vectors import (
 
 WIDTH = 32
 """Columns of a panel."""
+NARROW = 16
+"""Columns of a narrow one."""
 TALL = 12 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 3
 """Rows of the largest tile: its sums fill the vector registers except for a few, which the panel needs."""
 LOW = min(TALL, 8)
@@ -40,7 +43,6 @@ TWO_PANELS = 0
 """In place of a number of rows: one row, times two panels that follow each other. Its sums take turns in the adders of
 the processor, which give a result after four cycles."""
 _LANES = 16
-_HALVES = range(0, WIDTH, _LANES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class _Operands:
     x_stride: Any
     """From one row to the next."""
     panel: Any
+    """To float32, or to bfloat16 if `is_half`."""
     panel_step: Any
     depth: Any
     initial: Any
@@ -62,19 +65,22 @@ class _Operands:
     ahead: Any = None
     """Memory that is prefetched, a little with every k; it need not exist."""
     ahead_step: Any = None
+    width: int = WIDTH
+    """Columns of the panel."""
+    is_half: bool = False
 
 
 def _emit(builder: Any, rows: int, of: _Operands) -> None:
-    """Emit a loop over k < depth, ascending, that computes for r < rows and j < 32 what is written here.
+    """Emit a loop over k < depth, ascending, that computes for r < rows and j < `of.width` what is written here.
 
     sums[r, j] = initial[r * initial_stride + j]
     sums[r, j] += x[k * x_step + r * x_stride] * panel[k * panel_step + j]
     out[r * out_stride + j] = sums[r, j]
     """
-    vector = vector_of(_LANES)
+    vector, halves = vector_of(_LANES), range(0, of.width, _LANES)
 
     def sides(base: Any, stride: Any, r: int) -> list[Any]:
-        return [builder.gep(base, [builder.add(builder.mul(stride, INDEX(r)), INDEX(half))]) for half in _HALVES]
+        return [builder.gep(base, [builder.add(builder.mul(stride, INDEX(r)), INDEX(half))]) for half in halves]
 
     first = [[load(builder, at, vector) for at in sides(of.initial, of.initial_stride, r)] for r in range(rows)]
     before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
@@ -82,13 +88,13 @@ def _emit(builder: Any, rows: int, of: _Operands) -> None:
 
     builder.position_at_end(loop)
     k = builder.phi(INDEX)
-    sums = [[builder.phi(vector) for _ in _HALVES] for _ in range(rows)]
+    sums = [[builder.phi(vector) for _ in halves] for _ in range(rows)]
     if of.ahead is not None:
         asked = builder.gep(of.ahead, [builder.mul(k, of.ahead_step)])
-        prefetch(builder, asked)
-        prefetch(builder, builder.gep(asked, [INDEX(_LANES)]))
+        for start in halves[:1] if of.is_half else halves:  # a line of a cache has 16 float32
+            prefetch(builder, builder.gep(asked, [INDEX(start)]))
     row = builder.gep(of.panel, [builder.mul(k, of.panel_step)])
-    columns = [load(builder, at, vector) for at in sides(row, INDEX(0), 0)]
+    columns = [(load_half if of.is_half else load)(builder, at, vector) for at in sides(row, INDEX(0), 0)]
     new: list[list[Any]] = []
     for r in range(rows):
         at = builder.add(builder.mul(k, of.x_step), builder.mul(of.x_stride, INDEX(r)))
@@ -98,7 +104,7 @@ def _emit(builder: Any, rows: int, of: _Operands) -> None:
     k.add_incoming(INDEX(0), before)
     k.add_incoming(next_k, loop)
     for r in range(rows):
-        for h in range(len(_HALVES)):
+        for h in range(len(halves)):
             sums[r][h].add_incoming(first[r][h], before)
             sums[r][h].add_incoming(new[r][h], loop)
     builder.cbranch(builder.icmp_signed("<", next_k, of.depth), loop, after)
@@ -167,26 +173,32 @@ def _packed_tile(
     return types.void(n, x, n, panel, n, n, bias, n, out, n, n, n, n), generate
 
 
-def _rows(
-    context: Any, height: Any, x: Any, x_at: Any, x_stride: Any, panel: Any, panel_at: Any, depth: Any, initial: Any,
-    initial_at: Any, out: Any, out_at: Any, out_stride: Any, ahead_at: Any, ahead_step: Any,
-) -> Any:  # fmt: skip
-    n = types.int64
+def _rows_by(width: int, *, is_half: bool = False) -> Any:
+    """Return the intrinsic that multiplies rows by a panel of so many columns."""
 
-    def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
-        def pointer(array: int) -> Any:
-            return data_at(ctx, builder, sig.args[array], args[array], args[array + 1])
+    def rows(
+        context: Any, height: Any, x: Any, x_at: Any, x_stride: Any, panel: Any, panel_at: Any, depth: Any,
+        initial: Any, initial_at: Any, out: Any, out_at: Any, out_stride: Any, ahead_at: Any, ahead_step: Any,
+    ) -> Any:  # fmt: skip
+        n = types.int64
 
-        operands = _Operands(
-            x=pointer(1), x_step=INDEX(1), x_stride=args[3], panel=pointer(4), panel_step=INDEX(WIDTH), depth=args[6],
-            initial=pointer(7), initial_stride=INDEX(0), out=pointer(9), out_stride=args[11],
-            ahead=data_at(ctx, builder, sig.args[4], args[4], args[12]), ahead_step=args[13],
-        )  # fmt: skip
-        cases = {rows: partial(_emit, builder, rows, operands) for rows in range(1, LOW + 1)}
-        _by_case(builder, args[0], cases)
-        return ctx.get_dummy_value()
+        def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
+            def pointer(array: int) -> Any:
+                return data_at(ctx, builder, sig.args[array], args[array], args[array + 1])
 
-    return types.void(n, x, n, n, panel, n, n, initial, n, out, n, n, n, n), generate
+            operands = _Operands(
+                x=pointer(1), x_step=INDEX(1), x_stride=args[3], panel=pointer(4), panel_step=INDEX(width),
+                depth=args[6], initial=pointer(7), initial_stride=INDEX(0), out=pointer(9), out_stride=args[11],
+                ahead=data_at(ctx, builder, sig.args[4], args[4], args[12]), ahead_step=args[13],
+                width=width, is_half=is_half,
+            )  # fmt: skip
+            cases = {rows: partial(_emit, builder, rows, operands) for rows in range(1, LOW + 1)}
+            _by_case(builder, args[0], cases)
+            return ctx.get_dummy_value()
+
+        return types.void(n, x, n, n, panel, n, n, initial, n, out, n, n, n, n), generate
+
+    return intrinsic(rows)
 
 
 def _tall(
@@ -213,9 +225,16 @@ multiply_packed: Any = intrinsic(_packed_tile)
 """(height, x, x_at, panel, panel_at, depth, bias, bias_at, out, out_at, out_stride, ahead_at, ahead_step): a tile of
 `height` <= TALL rows, `[height, depth]` or, above LOW, packed `[depth, height]`, times a panel `[depth, 32]`, plus the
 bias; meanwhile prefetches panel[ahead_at + k * ahead_step], which need not exist, for every k < depth."""
-multiply_rows: Any = intrinsic(_rows)
+multiply_rows: Any = _rows_by(WIDTH)
 """(height, x, x_at, x_stride, panel, panel_at, depth, bias, bias_at, out, out_at, out_stride, ahead_at, ahead_step):
 like `multiply_packed` for `height` <= LOW rows that are `x_stride` apart."""
+multiply_narrow: Any = _rows_by(NARROW)
+"""The same by a panel `[depth, 16]`."""
+multiply_rows_by_half: Any = _rows_by(WIDTH, is_half=True)
+"""Like `multiply_rows` by a panel of bfloat16 as uint16, which is widened in registers: with the bits of a product with
+the widened panel."""
+multiply_narrow_by_half: Any = _rows_by(NARROW, is_half=True)
+"""The same by a panel `[depth, 16]`."""
 multiply_tall: Any = intrinsic(_tall)
 """(x, x_at, x_step, x_stride, panel, panel_at, panel_step, depth, initial, initial_at, initial_stride, out, out_at,
 out_stride): TALL rows, laid out in any way. Steps and strides should be constants: they then cost nothing."""
