@@ -289,8 +289,13 @@ def test_faults_are_found(fault: str | None, tmp_path: Path, monkeypatch: pytest
         check_all()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["gemma3", "qwen2.5"])
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        ("cpu", "gemma3"), ("cuda", "qwen2.5"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("cpu", "qwen2.5"), ("cuda", "gemma3"))),
+    ],
+)  # fmt: skip
 def test_a_log_has_no_image_and_is_replayed(
     device: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,8 +54,14 @@ def same_decisions(path: Path) -> bool:
     return found.difference is None
 
 
-@pytest.mark.parametrize("device", BUILDS)
-@pytest.mark.parametrize("host_cache_gb", [None, 0.01])
+@pytest.mark.parametrize(
+    ("device", "host_cache_gb"),
+    [
+        ("cpu", 0.01),
+        ("cuda", None),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("cpu", None), ("cuda", 0.01))),
+    ],
+)
 def test_weights_that_change_and_sleep(
     device: str, host_cache_gb: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
