@@ -180,6 +180,11 @@ async def test_a_running_request_ends_with_its_adapter_and_metrics_name_it(serve
     [line] = [line for line in text.splitlines() if line.startswith("vllm:lora_requests_info{")]
     assert 'running_lora_adapters="one"' in line
     assert 'max_lora="2"' in line
+    found = {name.partition("{")[0]: value for name, _, value in (one.rpartition(" ") for one in text.splitlines())}
+    assert float(found["sglang:lora_pool_slots_used"]) == float(found["pagewood_adapter_slots_used"]) == 1
+    assert float(found["sglang:lora_pool_slots_total"]) == float(found["pagewood_adapter_slots"]) == 2
+    assert float(found["sglang:lora_pool_utilization"]) == 0.5
+    assert 'adapter="one",state="running"} 1.0' in text
     server.gate.open()
     status, text = await asked
     assert status == 200

@@ -145,37 +145,10 @@ def assemble(
             weights.source = log.recorder.weights(weights.source)
     if allocator is None and info.num_pools == 1:
         allocator = page_allocator(config, info)
-    groups = allocator if isinstance(allocator, PageGroups) else None
-    free_rows = list(range(config.num_rows - 1, -1, -1))
-
     pool = None if adapters is None or policy.slots is None else _adapter_pool(config, adapters, policy.slots)
-    num_states = info.num_states // info.num_pools
-
-    def make_space(own: PageAllocator | PageRange | PageGroups, rank: int = 0) -> KVSpace:
-        return KVSpace(
-            make_cache=make_cache
-            or (partial(radix_cache, config, page_size, clock) if config.prefix_cache else NoPrefixCache),
-            notes=observer,
-            allocator=own,
-            adapters=pool,
-            states=StatePlaces(num_states, page_size=page_size, interval=info.state_interval, first=rank * num_states)
-            if num_states
-            else None,
-            page_size=page_size,
-            num_rows=config.num_rows,
-            free_rows=free_rows,
-            retention=Retention(
-                num_pages=info.num_pages if groups is None else groups.num_ids,
-                max_pages=int(own.num_pages * config.retained_share),
-                max_s=config.max_retain_s,
-                page_size=page_size,
-                clock=clock,
-                groups=groups,
-            )
-            if config.retained_share
-            else None,
-        )
-
+    if make_cache is None:
+        make_cache = partial(radix_cache, config, page_size, clock) if config.prefix_cache else NoPrefixCache
+    make_space = partial(_space, config, info, make_cache=make_cache, adapters=pool, notes=observer, clock=clock)
     kv: AnyKV
     if allocator is not None:
         kv = make_space(allocator)
@@ -183,7 +156,8 @@ def assemble(
         _check_pools(info, policy)
         num_pages = info.num_pages // info.num_pools
         ranges = [PageRange(PageAllocator(num_pages), first=first) for first in range(0, info.num_pages, num_pages)]
-        kv = DividedKV([make_space(own, rank) for rank, own in enumerate(ranges)])
+        free_rows = list(range(config.num_rows - 1, -1, -1))
+        kv = DividedKV([make_space(own, rank=rank, free_rows=free_rows) for rank, own in enumerate(ranges)])
     quotas = _quotas(config)
     waiting = WaitingQueue(
         order=policy.order,
@@ -197,14 +171,7 @@ def assemble(
     state = EngineState(waiting=waiting, rank=deserving, on_end=policy.reserve.on_end)
     has_shared = config.remote_cache is not None and kv.shared is not None
     publishing = Publishing(lambda: kv.shared, clock) if has_shared else None
-    pacing = deadlines = None
-    if config.target_step_s is not None or config.refuse_late:
-        chunk = MeasuredChunk(config, page_size)
-        pacing = Pacing(chunk)
-        if config.refuse_late:
-            assert policy.expectation is not None
-            forecast = StepForecast(chunk, policy.expectation, config)
-            deadlines = Deadlines(state, kv, forecast, is_by_deadline=policy.is_by_deadline)
+    pacing, deadlines = _timing(config, policy, state, kv)
     stages = None
     if config.pipeline_parallel_size > 1:
         count = config.pipeline_parallel_size
@@ -299,7 +266,7 @@ def assemble(
             num_rows=config.num_rows,
             page_size=page_size,
             is_drafting=drafting is not None,
-            groups=groups,
+            groups=allocator if isinstance(allocator, PageGroups) else None,
             has_lengths=info.short_length is not None,
             adapters=pool,
             kv=kv if info.num_states else None,
@@ -317,6 +284,46 @@ def assemble(
     )
 
 
+def _space(
+    config: EngineConfig,
+    info: EngineInfo,
+    allocator: PageAllocator | PageRange | PageGroups,
+    *,
+    rank: int = 0,
+    free_rows: list[int] | None = None,
+    make_cache: Callable[[], PrefixCache],
+    adapters: AdapterPool | None,
+    notes: Notes | None,
+    clock: Callable[[], float],
+) -> KVSpace:
+    """Return the memory of an engine, or that of a rank where it is divided by request, which share `free_rows`."""
+    groups = allocator if isinstance(allocator, PageGroups) else None
+    states = retention = None
+    if info.num_states:
+        count = info.num_states // info.num_pools
+        states = StatePlaces(count, page_size=info.page_size, interval=info.state_interval, first=rank * count)
+    if config.retained_share:
+        retention = Retention(
+            num_pages=info.num_pages if groups is None else groups.num_ids,
+            max_pages=int(allocator.num_pages * config.retained_share),
+            max_s=config.max_retain_s,
+            page_size=info.page_size,
+            clock=clock,
+            groups=groups,
+        )
+    return KVSpace(
+        make_cache=make_cache,
+        notes=notes,
+        allocator=allocator,
+        adapters=adapters,
+        states=states,
+        page_size=info.page_size,
+        num_rows=config.num_rows,
+        free_rows=free_rows,
+        retention=retention,
+    )
+
+
 def _adapter_pool(config: EngineConfig, source: AdapterSource, sharing: SlotSharing) -> AdapterPool:
     """Return a pool with the adapters that the configuration names.
 
@@ -330,6 +337,20 @@ def _adapter_pool(config: EngineConfig, source: AdapterSource, sharing: SlotShar
             pool.close()
             raise ValueError(f"adapter {name} cannot be loaded: {refusal.message}")
     return pool
+
+
+def _timing(
+    config: EngineConfig, policy: ChosenPolicies, state: EngineState, kv: AnyKV
+) -> tuple[Pacing | None, Deadlines | None]:
+    """Return what measures steps, and what refuses requests that would be late; None: it is not asked for."""
+    if config.target_step_s is None and not config.refuse_late:
+        return None, None
+    chunk = MeasuredChunk(config, kv.page_size)
+    if not config.refuse_late:
+        return Pacing(chunk), None
+    assert policy.expectation is not None
+    forecast = StepForecast(chunk, policy.expectation, config)
+    return Pacing(chunk), Deadlines(state, kv, forecast, is_by_deadline=policy.is_by_deadline)
 
 
 def _check_pools(info: EngineInfo, policy: ChosenPolicies) -> None:

@@ -54,6 +54,8 @@ class NCCLLibrary:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.broadcasts: list[tuple[int, torch.dtype]] = []
+        """Sizes and types of the next broadcasts, if a test knows them: gloo ends the process if they are others."""
         self._comms: dict[int, _Comm] = {}
         self._numbers = itertools.count(1)  # of communicators, which several threads begin
         self._stores: list[Any] = []
@@ -105,6 +107,7 @@ class NCCLLibrary:
     def ncclBroadcast(self, source: Any, target: Any, size: Any, dtype: Any, root: Any, comm: Any, stream: Any) -> int:
         assert source.value in (None, target.value)  # of rank 0 only
         self.calls.append(("broadcast", size.value, DTYPES[dtype.value], root.value))
+        assert not self.broadcasts or self.broadcasts.pop(0) == self.calls[-1][1:3]
         own, memory = self._comms[comm.value], _memory(target, size, dtype)
         return own.work(lambda: own.group.broadcast([memory], dist.BroadcastOptions()).wait())
 

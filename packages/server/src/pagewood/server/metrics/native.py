@@ -170,6 +170,17 @@ def _memory(families: Families, facts: Facts) -> None:
         "weights_info", "The version of the weights; 1.",
         [({"version": facts.status.weight_version or FIRST_VERSION}, 1)],
     )  # fmt: skip
+    use = facts.measurement.adapters
+    if use is not None:
+        families.gauge("adapter_slots", "Adapters that requests may use at the same time.", use.num_slots)
+        families.gauge("adapter_slots_used", "Adapters that running requests use.", len(use.running))
+        families.gauge(
+            "adapters", "Adapters of live requests, by whether these run or wait; 1.",
+            [
+                ({"adapter": name, "state": state}, 1)
+                for state, names in (("running", use.running), ("waiting", use.waiting)) for name in names
+            ],
+        )  # fmt: skip
     families.gauge(
         "asleep", "Whether weights, KV memory or only the steps sleep, so that nothing is computed.",
         [({"what": tag}, int(tag in facts.status.asleep)) for tag in SLEEP_TAGS],

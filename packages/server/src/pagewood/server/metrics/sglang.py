@@ -49,6 +49,11 @@ def _scheduler(families: Families, facts: Facts) -> None:
         "cache_config_info", "Facts about the KV cache.",
         [({"page_size": str(page_size), "num_pages": str(facts.model.num_pages)}, 1)],
     )  # fmt: skip
+    if found.adapters is not None:
+        used, total = len(found.adapters.running), found.adapters.num_slots
+        families.gauge("lora_pool_slots_used", "Adapters that running requests use.", used)
+        families.gauge("lora_pool_slots_total", "Adapters that requests may use at the same time.", total)
+        families.gauge("lora_pool_utilization", "The quotient of both.", used / total)
     families.counter("num_retracted_requests", "Total number of retracted requests.", counters.get("num_preempted", 0))
     families.counter(
         "evicted_tokens", "Number of tokens evicted from the prefix cache.", found.num_evicted_pages * page_size
