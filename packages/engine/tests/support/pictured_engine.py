@@ -98,7 +98,7 @@ def drafting(model: Pictured, kind: str, **options: Any) -> dict[str, Any]:
     return usual | options
 
 
-def check_drafts(model: Pictured, plain: Driven, own: Driven, *, is_exact: bool, least: int) -> None:
+def check_drafts(model: Pictured, plain: Driven, own: Driven, *, is_exact: bool, least: int, **sampling: Any) -> None:
     """Compare the answers of an engine that drafts, to requests side by side, with those of one without, one by one.
 
     Args:
@@ -108,6 +108,7 @@ def check_drafts(model: Pictured, plain: Driven, own: Driven, *, is_exact: bool,
             of images, and the other way around. Some lose their memory.
         is_exact: whether answers must be the same bits.
         least: drafts that must be accepted.
+        sampling: of all requests, beside their seeds.
     """
     shown = pictures(5, seed=21)
     asked = {f"{index}": conversation(model, shown[index:5:2]) for index in range(5)}
@@ -115,8 +116,8 @@ def check_drafts(model: Pictured, plain: Driven, own: Driven, *, is_exact: bool,
     image = model.image(shown[0])
     tokens = model.tokens(image)[:-1]
     asked["seen"] = [*range(50, 54 + (1 - len(tokens)) % 4), *tokens], [image]  # whole pages but for its last token
-    sampling = [replace(FEW, temperature=0.5 * (seed % 2), seed=seed) for seed in range(len(asked))]
-    submits = [submit(name, *one, sampling=each) for (name, one), each in zip(asked.items(), sampling, strict=True)]
+    each = [replace(FEW, **({"temperature": 0.5 * (seed % 2), "seed": seed} | sampling)) for seed in range(len(asked))]
+    submits = [submit(name, *one, sampling=chosen) for (name, one), chosen in zip(asked.items(), each, strict=True)]
     expected = {one.request_id: plain.answers([one])[one.request_id] for one in submits}
     for found in (own.answers(submits), own.answers(submits[-1:])):  # the last step of the second prompt has drafts
         for name, deltas in found.items():
