@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pagewood.engine import assemble
 from pagewood.engine.core.loop import Engine, RunnerLostError
 from pagewood.engine.core.memory import divided_kv
 from pagewood.engine.core.memory.divided_kv import DividedKV
 from pagewood.engine.core.memory.states import StatePlaces
 from pagewood.engine.runner.ranks import following
 from scale import scaled
-from scenarios import running
 from scenarios.drawing import random_scenario, with_pools
 from scenarios.extending import extended
 from scenarios.running import run_scenario
@@ -81,9 +81,7 @@ FAULTS: dict[str, list[Edit]] = {
     "state of an aborted request lost": [
         (StatePlaces, "end", "[held.own, *(", "[*[held.own] * (request.finish is not FinishReason.ABORT), *(")
     ],
-    "places of all ranks on each": [
-        (running, "assemble", "num_states = info.num_states // info.num_pools", "num_states = info.num_states")
-    ],
+    "places of all ranks on each": [(assemble, "_space", "info.num_states // info.num_pools", "info.num_states")],
 }
 
 
