@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import thread_ranks
 from pagewood.engine import assemble
 from pagewood.engine.core.loop import Engine, RunnerLostError
 from pagewood.engine.core.memory import divided_kv
@@ -92,6 +93,7 @@ _SKIP = """if len(batch.page_ids) and batch.page_ids.max() < {}:
 
 def test_an_idle_rank_that_skips_a_step_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 skips steps whose new pages are all of rank 0."""
+    monkeypatch.setattr(thread_ranks, "_HEARTBEAT_S", 8.0)  # of the one that waits for the step that was skipped
     for seed in range(100):
         rng = random.Random(seed)
         scenario = with_pools(random_scenario(rng, overlap=seed % 3 > 0), rng)

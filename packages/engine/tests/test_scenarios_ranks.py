@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import thread_ranks
 from pagewood.engine.core.loop import RunnerLostError
 from pagewood.engine.runner.ranks import following
 from scale import scaled
@@ -50,6 +51,7 @@ FAULTS: dict[str, Edit] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_rank_that_differs_ends_its_group(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_ranks, "_HEARTBEAT_S", 8.0)  # of the one that waits for the step that was skipped
     monkeypatch.setattr(following, "replace", replace, raising=False)  # for the code of the faults
     seed_fault([FAULTS[name]], monkeypatch)
     for seed in range(100):

@@ -77,17 +77,18 @@ class ThreadRanks:
     Args:
         count: of ranks.
         make_runner: (segment, rank) -> a runner that notes its steps.
-        heartbeat_s: after this time, a rank is found that does not take part in a step.
+        heartbeat_s: after this time, a rank is found that does not take part in a step; None: `_HEARTBEAT_S`.
     """
 
     def __init__(
-        self, count: int, make_runner: Callable[[Segment, int], Runner], *, heartbeat_s: float = _HEARTBEAT_S
+        self, count: int, make_runner: Callable[[Segment, int], Runner], *, heartbeat_s: float | None = None
     ) -> None:
         self.segment = Segment.in_memory(np.zeros(segment_bytes(count), np.uint8), count)
         self.runner = make_runner(self.segment, 0)
         """Of rank 0."""
         self._pulses = [
-            Pulse(self.segment, rank, heartbeat_s=heartbeat_s, on_end=lambda: None) for rank in range(count)
+            Pulse(self.segment, rank, heartbeat_s=heartbeat_s or _HEARTBEAT_S, on_end=lambda: None)
+            for rank in range(count)
         ]
         self._links: list[Link] = []
         self._others: list[Link] = []
