@@ -30,6 +30,8 @@ from pagewood.engine.decision_log.why import why
 from pagewood.engine.weight_commands import (
     UNIQUE_ID_BYTES,
     CheckWeights,
+    DropUpdate,
+    FinishUpdate,
     JoinGroup,
     Received,
     UpdateWeights,
@@ -85,6 +87,10 @@ def test_weights_that_change_and_sleep(
                 assert bench.update(folder=str(pair.old), version="old") is None
             assert bench.tell(WakeUp(request_id=f"wake {level}")).refusal is None
         assert bench.tell(CheckWeights(request_id="check")).refusal is None
+        for behind in (FinishUpdate(request_id="finish", update="waits finish"), DropUpdate(request_id="drop")):
+            waiting: dict[str, Any] = {"folder": str(pair.old), "version": "old", "waits": True}
+            assert bench.tell(UpdateWeights(request_id=f"waits {behind.request_id}", **waiting)).refusal is None
+            assert bench.tell(behind).refusal is None
         assert close(bench.scores(), before)
     assert same_decisions(path)
     assert [version for record in records(path) for _, version in record.versions] == ["new", "old"]
