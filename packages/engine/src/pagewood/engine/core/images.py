@@ -33,7 +33,7 @@ class PromptImages:
     features: tuple[Float32, ...]
     """The rows `[end - start, W]` that the tower has made of each image. A cache shares them, so they never change."""
     digests: tuple[bytes, ...]
-    """Of what the tower gets, one for each image."""
+    """The digest of each image, as the tower gets it."""
     positions: Int32
     """[3, tokens of the prompt], the three components of the position of each token; [3, 0] if images have positions as
     all other tokens have."""

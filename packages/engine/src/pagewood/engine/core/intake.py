@@ -56,7 +56,6 @@ from pagewood.engine.weight_commands import (
 
 _NO_SAMPLING = SamplingParams()
 """The parameters of requests for a vector, which draw no tokens."""
-_BUSY = Refusal(message="weights must be updated, and sleep, one after the other", code="weights_busy")
 _NO_ADAPTERS = Refusal(message="this engine has no adapters, because max_adapters is 0", param="name")
 
 

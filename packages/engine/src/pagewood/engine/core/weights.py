@@ -90,9 +90,7 @@ class ServedWeights:
         self.source = source
         """Reads weights; with a decision log, through what keeps that."""  # written by: assemble
         self.why_fixed = why_fixed
-        """See the argument."""
         self.why_awake = why_awake
-        """See the argument."""
         self.checksum = ""
         """What the latest `CheckWeights` has found."""  # written by: weights
         self.are_dropped = False

@@ -47,7 +47,7 @@ class Work(Protocol[R_co]):
         ...
 
     def result(self) -> R_co | Refusal:
-        """Return it, or why there is none; only when done."""
+        """Return the result, or why there is none; call it only when done."""
         ...
 
 
@@ -65,7 +65,7 @@ class RecordedWork(Generic[R]):
         self._recording = recording
         self._values_of = values_of
         self.number = recording.begin()
-        """Of the work."""
+        """The number of this work in the log."""
         self.done = inner.done
 
     def result(self) -> R | Refusal:
@@ -102,7 +102,7 @@ class ReplayedWork(Generic[R]):
         self._logged = logged
         self._made = made
         self.number = logged.begin()
-        """Of the work."""
+        """The number of this work in the log."""
 
     def done(self) -> bool:
         """Whether the log has its result by now."""

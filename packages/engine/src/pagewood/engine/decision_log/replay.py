@@ -84,7 +84,7 @@ class _Replay:
         self._towers: deque[int] = deque()
         self._work = LoggedWork()
         self._answers: dict[tuple[int, int, str], Any] = {}
-        """Of matchers, by grammar, tokens before and method."""
+        """Unusual answers of matchers, by grammar, tokens before and method."""
         self._names: dict[int, str] = {}
         """Ids of requests, by arrival."""
         self._num_records = 0

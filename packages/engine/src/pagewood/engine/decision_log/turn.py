@@ -125,7 +125,7 @@ class TurnEncoder:
         self._lasting: dict[int, tuple[int, int]] = {}  # written by: restart, _notes
         self._named: dict[int, str] = {}  # written by: restart, encode
         self._version = ""
-        """Of the weights that have computed the latest tokens."""  # written by: restart, encode
+        """The name of the weights that have computed the latest tokens."""  # written by: restart, encode
 
     def encode(self, turn: Turn) -> Record:
         """Return the next record."""

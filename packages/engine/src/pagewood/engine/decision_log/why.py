@@ -121,7 +121,7 @@ class _Reader:
         """First and last reading of the clock of a turn, and the request that pages were evicted for."""
         self._now_s = header.clock_s
         self._version = ""
-        """Of the weights that have computed the latest tokens."""
+        """The name of the weights that have computed the latest tokens."""
 
     def lines(self, log: Log) -> list[Line]:
         """Return all lines."""

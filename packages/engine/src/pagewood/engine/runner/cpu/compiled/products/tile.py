@@ -145,6 +145,11 @@ def _by_case(builder: Any, value: Any, cases: Mapping[int, Callable[[], None]]) 
     builder.position_at_end(done)
 
 
+def _pointers(ctx: Any, builder: Any, sig: Any, args: Any, *places: int) -> list[Any]:
+    """Return pointers into the arrays at these places of the arguments, each of which its index follows."""
+    return [data_at(ctx, builder, sig.args[place], args[place], args[place + 1]) for place in places]
+
+
 def _packed_tile(
     context: Any, height: Any, x: Any, x_at: Any, panel: Any, panel_at: Any, depth: Any, bias: Any, bias_at: Any,
     out: Any, out_at: Any, out_stride: Any, ahead_at: Any, ahead_step: Any,
@@ -152,17 +157,14 @@ def _packed_tile(
     n = types.int64
 
     def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
-        def pointer(array: int) -> Any:
-            return data_at(ctx, builder, sig.args[array], args[array], args[array + 1])
-
-        pointers = [pointer(array) for array in (1, 3, 6, 8)]
+        own_x, panels, biases, target = _pointers(ctx, builder, sig, args, 1, 3, 6, 8)
         ahead = data_at(ctx, builder, sig.args[3], args[3], args[11])
 
         def emit(rows: int) -> None:
             x_step, x_stride = (INDEX(1), args[5]) if rows <= LOW else (INDEX(rows), INDEX(1))
             operands = _Operands(
-                x=pointers[0], x_step=x_step, x_stride=x_stride, panel=pointers[1], panel_step=INDEX(WIDTH),
-                depth=args[5], initial=pointers[2], initial_stride=INDEX(0), out=pointers[3], out_stride=args[10],
+                x=own_x, x_step=x_step, x_stride=x_stride, panel=panels, panel_step=INDEX(WIDTH),
+                depth=args[5], initial=biases, initial_stride=INDEX(0), out=target, out_stride=args[10],
                 ahead=ahead, ahead_step=args[12],
             )  # fmt: skip
             _emit(builder, rows, operands)
@@ -183,12 +185,10 @@ def _rows_by(width: int, *, is_half: bool = False) -> Any:
         n = types.int64
 
         def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
-            def pointer(array: int) -> Any:
-                return data_at(ctx, builder, sig.args[array], args[array], args[array + 1])
-
+            own_x, panels, initial_row, target = _pointers(ctx, builder, sig, args, 1, 4, 7, 9)
             operands = _Operands(
-                x=pointer(1), x_step=INDEX(1), x_stride=args[3], panel=pointer(4), panel_step=INDEX(width),
-                depth=args[6], initial=pointer(7), initial_stride=INDEX(0), out=pointer(9), out_stride=args[11],
+                x=own_x, x_step=INDEX(1), x_stride=args[3], panel=panels, panel_step=INDEX(width), depth=args[6],
+                initial=initial_row, initial_stride=INDEX(0), out=target, out_stride=args[11],
                 ahead=data_at(ctx, builder, sig.args[4], args[4], args[12]), ahead_step=args[13],
                 width=width, is_half=is_half,
             )  # fmt: skip
@@ -208,12 +208,10 @@ def _tall(
     n = types.int64
 
     def generate(ctx: Any, builder: Any, sig: Any, args: Any) -> Any:
-        def pointer(array: int) -> Any:
-            return data_at(ctx, builder, sig.args[array], args[array], args[array + 1])
-
+        own_x, panels, initial_row, target = _pointers(ctx, builder, sig, args, 0, 4, 8, 11)
         operands = _Operands(
-            x=pointer(0), x_step=args[2], x_stride=args[3], panel=pointer(4), panel_step=args[6], depth=args[7],
-            initial=pointer(8), initial_stride=args[10], out=pointer(11), out_stride=args[13],
+            x=own_x, x_step=args[2], x_stride=args[3], panel=panels, panel_step=args[6], depth=args[7],
+            initial=initial_row, initial_stride=args[10], out=target, out_stride=args[13],
         )  # fmt: skip
         _emit(builder, TALL, operands)
         return ctx.get_dummy_value()
